@@ -1,0 +1,219 @@
+"""What one softmax row tells: entropy, saturation, Jacobian, spread of its logits.
+
+Everything follows from a few sums over the row that leave its maximum m out. With
+
+    A_k = Σ' exp(k (s - m)),  B = Σ' exp(s - m) (s - m),  Z = 1 + A_1
+
+(Σ' leaves out one occurrence of the maximum) and p = exp(s - m) / Z,
+
+    entropy      H      = log1p(A_1) - B / Z                                  [nats]
+    max weight   max p  = 1 / Z
+    trace        tr J   = 1 - Σp² = (2 A_1 + A_1² - A_2) / Z²
+    norm         ‖J‖_F² = Σp² - 2 Σp³ + (Σp²)²
+                        = [A_1² + 3 A_2 - 2 A_3 + 2 A_1 (A_2 - A_3) + A_1² A_2 + A_2²] / Z⁴
+
+where J = diag(p) - p pᵀ is the softmax's Jacobian. The right-hand forms have no cancellation when
+the row saturates (A_1 → 0), where the textbook forms lose every digit in float32. There is no
+epsilon anywhere: a weight of zero contributes exactly zero.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+SATURATED_ABOVE = 0.9  # a row whose largest weight is above this is called saturated
+DEAD_BELOW = 1e-3  # a row with ‖J‖_F below this passes next to nothing back to its logits
+
+
+class RowSums(NamedTuple):
+    """What a row's statistics are made of; each field has the row axes [..., T].
+
+    A fixed number of floats a row, whatever the number of keys: sums over blocks of keys can be
+    merged, which is how the streaming path gets the same statistics without the weights.
+    """
+
+    maximum: jax.Array  # m, the largest visible logit (0 where no key is visible)
+    tail_1: jax.Array  # A_1
+    tail_2: jax.Array  # A_2
+    tail_3: jax.Array  # A_3
+    tail_log: jax.Array  # B
+    count: jax.Array  # number of visible keys, as a float
+    deviation: jax.Array  # Σ (s - mean)² over visible keys
+
+
+class AttentionStatistics(NamedTuple):
+    """Statistics of softmax rows; each field has the row axes [..., T] of logits [..., T, S].
+
+    Rows that see no key hold zeros; means must leave them out (`head_means` does).
+    """
+
+    entropy: jax.Array  # -Σ p ln p, nats
+    normalized_entropy: jax.Array  # entropy / ln(visible keys), 0 to 1; 0 where one key is visible
+    max_weight: jax.Array  # largest weight
+    saturated: jax.Array  # bool: largest weight > SATURATED_ABOVE
+    jacobian_trace: jax.Array  # tr J = 1 - Σp²
+    jacobian_norm: jax.Array  # ‖J‖_F, at most 1/2
+    logit_std: jax.Array  # standard deviation of the visible logits (divisor: their number)
+    logit_max: jax.Array  # largest visible logit
+    visible_keys: jax.Array  # how many keys the row sees, as a float
+
+
+class HeadStatistics(NamedTuple):
+    """Row statistics reduced to heads: each field [..., H], means over rows with a visible key."""
+
+    entropy: jax.Array  # nats
+    normalized_entropy: jax.Array  # over rows with at least two visible keys
+    max_weight: jax.Array
+    saturation: jax.Array  # fraction of rows that are saturated
+    jacobian_trace: jax.Array
+    dead_row_fraction: jax.Array  # fraction of rows with ‖J‖_F < DEAD_BELOW
+    logit_std: jax.Array
+    logit_max: jax.Array  # the largest over rows, not a mean
+
+
+def visible_logits(logits: jax.Array, where: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """Logits in float32 or better, and which of them take part: where is True and s > -inf."""
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    visible = logits != -jnp.inf  # a NaN takes part: what is broken must be seen to be broken
+    if where is not None:
+        where = where.reshape((1,) * (logits.ndim - where.ndim) + where.shape)
+        visible = visible & where
+    return logits, visible
+
+
+def shifted(logits: jax.Array, visible: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(s - m with 0 where hidden, m): m [..., T, 1] is the largest visible logit, 0 if none is."""
+    maximum = jnp.max(logits, axis=-1, keepdims=True, initial=-jnp.inf, where=visible)
+    maximum = jax.lax.stop_gradient(jnp.where(maximum == -jnp.inf, 0.0, maximum))
+    return jnp.where(visible, logits - maximum, 0.0), maximum
+
+
+def row_sums(logits: jax.Array, visible: jax.Array) -> RowSums:
+    """Reduce logits [..., T, S], visible alike, over the keys."""
+    difference, maximum = shifted(logits, visible)
+    below = visible & ~(difference == 0)  # the tail: what is not the maximum
+    tail = jnp.where(below, jnp.exp(difference), 0.0)
+    count = jnp.sum(visible, axis=-1, dtype=logits.dtype)
+    # A maximum that occurs r times leaves r - 1 of its terms, each exp(0) = 1, in the tail sums.
+    ties = jnp.maximum(count - jnp.sum(below, axis=-1, dtype=logits.dtype) - 1, 0)
+    mean = jnp.sum(difference, axis=-1) / jnp.maximum(count, 1)
+    deviation = jnp.where(visible, difference - mean[..., None], 0.0)
+    return RowSums(
+        maximum=maximum[..., 0],
+        tail_1=jnp.sum(tail, axis=-1) + ties,
+        tail_2=jnp.sum(tail**2, axis=-1) + ties,
+        tail_3=jnp.sum(tail**3, axis=-1) + ties,
+        tail_log=jnp.sum(tail * difference, axis=-1),
+        count=count,
+        deviation=jnp.sum(deviation**2, axis=-1),
+    )
+
+
+def statistics_from_sums(sums: RowSums) -> AttentionStatistics:
+    """The formulas at the top of this file; rows without visible keys give zeros."""
+    maximum, a1, a2, a3, b, count, deviation = sums
+    seen = count > 0
+    z = 1 + a1
+    entropy = jnp.log1p(a1) - b / z
+    several = count > 1
+    norm_squared = a1**2 + 3 * a2 - 2 * a3 + 2 * a1 * (a2 - a3) + a1**2 * a2 + a2**2
+    max_weight = jnp.where(seen, 1 / z, 0.0)
+    return AttentionStatistics(
+        entropy=entropy,
+        normalized_entropy=jnp.where(several, entropy / jnp.log(jnp.where(several, count, 2)), 0.0),
+        max_weight=max_weight,
+        saturated=max_weight > SATURATED_ABOVE,
+        jacobian_trace=(2 * a1 + a1**2 - a2) / z**2,
+        jacobian_norm=jnp.sqrt(norm_squared) / z**2,
+        logit_std=jnp.sqrt(deviation / jnp.maximum(count, 1)),
+        logit_max=jnp.where(seen, maximum, 0.0),
+        visible_keys=count,
+    )
+
+
+def attention_statistics(
+    logits: jax.Array, *, where: jax.Array | None = None
+) -> AttentionStatistics:
+    """Statistics of the softmax over the last axis of logits.
+
+    Args:
+      logits: [..., S], after scale and bias; -inf counts as hidden.
+      where: boolean, True = visible, broadcastable to logits; default: all visible.
+
+    Returns:
+      AttentionStatistics with the axes [...], in float32 or better. For reading: no gradient
+      flows back (differentiate `entropy` for that).
+    """
+    logits, visible = visible_logits(jax.lax.stop_gradient(logits), where)
+    return statistics_from_sums(row_sums(logits, visible))
+
+
+def entropy(logits: jax.Array, *, where: jax.Array | None = None) -> jax.Array:
+    """Shannon entropy of softmax(logits) over the last axis, in nats.
+
+        H = log Z - Σ p (s - m),    ∂H/∂s_i = -p_i (s_i - m - Σ p (s - m))
+
+    Computed in log space without an epsilon: a weight of zero contributes zero and gets zero
+    gradient; a row that sees no key has entropy 0.
+
+    Args:
+      logits: [..., S], after scale and bias; -inf counts as hidden.
+      where: boolean, True = visible, broadcastable to logits; default: all visible.
+
+    Returns:
+      [...], float32 or better, 0 to ln S. Differentiable.
+    """
+    return _entropy(*visible_logits(logits, where))
+
+
+@jax.custom_jvp
+def _entropy(logits: jax.Array, visible: jax.Array) -> jax.Array:
+    sums = row_sums(logits, visible)
+    return jnp.log1p(sums.tail_1) - sums.tail_log / (1 + sums.tail_1)
+
+
+@_entropy.defjvp
+def _entropy_jvp(primals, tangents):
+    logits, visible = primals
+    difference, _ = shifted(logits, visible)
+    exponential = jnp.where(visible, jnp.exp(difference), 0.0)
+    weights = exponential / jnp.maximum(jnp.sum(exponential, axis=-1, keepdims=True), 1.0)
+    mean = jnp.sum(weights * difference, axis=-1, keepdims=True)
+    slope = jnp.where(weights > 0, -weights * (difference - mean), 0.0)
+    # A tangent may be anything at a hidden logit, even NaN; it has no part in the sum.
+    tangent = jnp.sum(jnp.where(weights > 0, slope * tangents[0], 0.0), axis=-1)
+    return _entropy(logits, visible), tangent
+
+
+def head_means(statistics: AttentionStatistics) -> HeadStatistics:
+    """Mean over every row of each head, leaving out rows that have nothing to tell.
+
+    Args:
+      statistics: of logits [..., H, T, S], so fields [..., H, T].
+
+    Returns:
+      HeadStatistics with fields [H]: all axes but the heads' are reduced. A head none of whose
+      rows counts gets NaN: there is no mean to report.
+    """
+    rows = statistics.entropy
+    axes = (*range(rows.ndim - 2), rows.ndim - 1)
+    seen = statistics.visible_keys > 0
+
+    def mean(values: jax.Array, counted: jax.Array = seen) -> jax.Array:
+        values = jnp.where(counted, values, 0).astype(rows.dtype)
+        return jnp.sum(values, axis=axes) / jnp.sum(counted, axis=axes, dtype=rows.dtype)
+
+    largest = jnp.max(statistics.logit_max, axis=axes, initial=-jnp.inf, where=seen)
+    return HeadStatistics(
+        entropy=mean(rows),
+        normalized_entropy=mean(statistics.normalized_entropy, statistics.visible_keys > 1),
+        max_weight=mean(statistics.max_weight),
+        saturation=mean(statistics.saturated),
+        jacobian_trace=mean(statistics.jacobian_trace),
+        dead_row_fraction=mean(statistics.jacobian_norm < DEAD_BELOW),
+        logit_std=mean(statistics.logit_std),
+        logit_max=jnp.where(jnp.any(seen, axis=axes), largest, jnp.nan),
+    )
