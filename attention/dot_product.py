@@ -139,8 +139,10 @@ def masked_softmax(logits: jax.Array, visible: jax.Array) -> jax.Array:
     logits, visible = visible_logits(logits, visible)
     difference, _ = shifted(logits, visible)
     exponential = jnp.where(visible, jnp.exp(difference), 0.0)
-    # The largest term is exp(0) = 1, so a sum below 1 means that the row sees no key.
-    return exponential / jnp.maximum(jnp.sum(exponential, axis=-1, keepdims=True), 1.0)
+    total = jnp.sum(exponential, axis=-1, keepdims=True)
+    # Zero only in rows that see no key. (maximum(total, 1) would do for values, but halves its
+    # gradient where total is exactly 1, as in saturated rows and those with one key.)
+    return exponential / jnp.where(total == 0, 1.0, total)
 
 
 def _align(array: jax.Array, ndim: int) -> jax.Array:

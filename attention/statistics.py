@@ -41,7 +41,8 @@ class RowSums(NamedTuple):
     tail_3: jax.Array  # A_3
     tail_log: jax.Array  # B
     count: jax.Array  # number of visible keys, as a float
-    deviation: jax.Array  # Σ (s - mean)² over visible keys
+    mean: jax.Array  # mean of s - m over visible keys
+    deviation: jax.Array  # Σ (s - m - mean)² over visible keys
 
 
 class AttentionStatistics(NamedTuple):
@@ -86,9 +87,13 @@ def visible_logits(logits: jax.Array, where: jax.Array | None) -> tuple[jax.Arra
 
 def shifted(logits: jax.Array, visible: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(s - m with 0 where hidden, m): m [..., T, 1] is the largest visible logit, 0 if none is."""
-    maximum = jnp.max(logits, axis=-1, keepdims=True, initial=-jnp.inf, where=visible)
-    maximum = jax.lax.stop_gradient(jnp.where(maximum == -jnp.inf, 0.0, maximum))
-    return jnp.where(visible, logits - maximum, 0.0), maximum
+    maximum = jax.lax.stop_gradient(logits).max(
+        axis=-1, keepdims=True, initial=-jnp.inf, where=visible
+    )
+    maximum = jnp.where(maximum == -jnp.inf, 0.0, maximum)
+    # Two finite logits may differ by more than the largest float, but 0 · inf is no entropy.
+    difference = jnp.maximum(logits - maximum, jnp.finfo(logits.dtype).min)
+    return jnp.where(visible, difference, 0.0), maximum
 
 
 def row_sums(logits: jax.Array, visible: jax.Array) -> RowSums:
@@ -108,13 +113,48 @@ def row_sums(logits: jax.Array, visible: jax.Array) -> RowSums:
         tail_3=jnp.sum(tail**3, axis=-1) + ties,
         tail_log=jnp.sum(tail * difference, axis=-1),
         count=count,
+        mean=mean,
         deviation=jnp.sum(deviation**2, axis=-1),
+    )
+
+
+def share_of_whole(part: RowSums, whole: RowSums) -> jax.Array:
+    """exp(m_part - m_whole): the factor from sums under a part's maximum to the whole row's."""
+    return jnp.where(part.count > 0, jnp.exp(part.maximum - whole.maximum), 0.0)
+
+
+def merge_row_sums(left: RowSums, right: RowSums) -> RowSums:
+    """Sums over two disjoint sets of keys of the same rows, as `row_sums` of both would give them.
+
+    The part with the smaller maximum (low) is rescaled by r = exp(m_low - m_top) and, its maximum
+    now being one term among others, gives r^k (1 + A_k) to the tail. Means and deviations merge
+    after Chan, Golub & LeVeque 1983. Nothing is subtracted, so nothing cancels.
+    """
+    left_on_top = (right.count == 0) | ((left.count > 0) & ~(left.maximum < right.maximum))
+    top = RowSums(*(jnp.where(left_on_top, a, b) for a, b in zip(left, right, strict=True)))
+    low = RowSums(*(jnp.where(left_on_top, b, a) for a, b in zip(left, right, strict=True)))
+    # jnp.maximum and not top's: it lets a NaN in either part through.
+    maximum = jnp.where(low.count > 0, jnp.maximum(top.maximum, low.maximum), top.maximum)
+    ratio = share_of_whole(low, top)
+    gap = jnp.where(low.count > 0, low.maximum - maximum, 0.0)
+    count = top.count + low.count
+    shift = low.mean + gap - top.mean
+    weight = low.count / jnp.maximum(count, 1)
+    return RowSums(
+        maximum=maximum,
+        tail_1=top.tail_1 + ratio * (1 + low.tail_1),
+        tail_2=top.tail_2 + ratio**2 * (1 + low.tail_2),
+        tail_3=top.tail_3 + ratio**3 * (1 + low.tail_3),
+        tail_log=top.tail_log + ratio * (low.tail_log + gap * (1 + low.tail_1)),
+        count=count,
+        mean=top.mean + weight * shift,
+        deviation=top.deviation + low.deviation + shift**2 * top.count * weight,
     )
 
 
 def statistics_from_sums(sums: RowSums) -> AttentionStatistics:
     """The formulas at the top of this file; rows without visible keys give zeros."""
-    maximum, a1, a2, a3, b, count, deviation = sums
+    maximum, a1, a2, a3, b, count, _, deviation = sums
     seen = count > 0
     z = 1 + a1
     entropy = jnp.log1p(a1) - b / z
@@ -180,11 +220,12 @@ def _entropy_jvp(primals, tangents):
     logits, visible = primals
     difference, _ = shifted(logits, visible)
     exponential = jnp.where(visible, jnp.exp(difference), 0.0)
-    weights = exponential / jnp.maximum(jnp.sum(exponential, axis=-1, keepdims=True), 1.0)
+    total = jnp.sum(exponential, axis=-1, keepdims=True)
+    weights = exponential / jnp.where(total == 0, 1.0, total)
     mean = jnp.sum(weights * difference, axis=-1, keepdims=True)
-    slope = jnp.where(weights > 0, -weights * (difference - mean), 0.0)
+    slope = -weights * (difference - mean)
     # A tangent may be anything at a hidden logit, even NaN; it has no part in the sum.
-    tangent = jnp.sum(jnp.where(weights > 0, slope * tangents[0], 0.0), axis=-1)
+    tangent = jnp.sum(jnp.where(weights == 0, 0.0, slope * tangents[0]), axis=-1)
     return _entropy(logits, visible), tangent
 
 
