@@ -58,25 +58,24 @@ def dot_product_attention(
 
     Returns:
       AttentionOutput. Softmax runs in float32 or better whatever comes in. A row that sees no key
-      has zero weights, values and gradients. A key or value that no query sees (padding) has no
-      effect, forward or backward, whatever it holds.
+      has zero weights, values and gradients. A query that sees no key, and a key or value that no
+      query sees (padding), has no effect, forward or backward, whatever it holds.
 
     Raises:
       ValueError: shapes that do not fit, a mask that is not boolean, a dropout_rate out of range
         or without a key; names the argument, what was given, and what is expected.
     """
     check_arguments(query, key, value, scale, bias, mask, dropout_rate, dropout_key)
-    num_keys, num_key_heads = key.shape[-3:-1]
     num_queries, num_heads = query.shape[-3:-1]
-    visible = visibility(num_queries, num_keys, query.ndim, mask=mask, causal=causal)
-    if mask is not None:
-        seen_by_any = _seen_by_any(visible, key, num_heads)
-        key, value = (jnp.where(seen_by_any, x, 0) for x in (key, value))
+    num_keys, num_key_heads = key.shape[-3:-1]
+    visible = visibility(num_queries, num_keys, query.ndim, bias=bias, mask=mask, causal=causal)
+    if mask is not None or bias is not None or num_queries > num_keys:
+        query, key, value = _blank_padding(query, key, value, visible)
 
     logits = dot_product_logits(query, key, scale=scale, bias=bias)
     weights = masked_softmax(logits, visible)
     kept = weights
-    if dropout_rate > 0:
+    if dropout_rate > 0 and dropout_key is not None:  # check_arguments wants both
         keep = jax.random.bernoulli(dropout_key, 1 - dropout_rate, weights.shape)
         kept = jnp.where(keep, weights / (1 - dropout_rate), 0)
 
@@ -119,11 +118,14 @@ def visibility(
     num_keys: int,
     ndim: int,
     *,
+    bias: jax.Array | None = None,
     mask: jax.Array | None = None,
     causal: bool = False,
 ) -> jax.Array:
     """Which keys each query may see: boolean, with ndim axes, broadcastable to [..., H, T, S]."""
     visible = jnp.ones((1,) * ndim, bool) if mask is None else _align(mask, ndim)
+    if bias is not None:
+        visible = visible & (_align(bias, ndim) != -jnp.inf)
     if causal:
         last_seen = jnp.arange(num_queries)[:, None] + (num_keys - num_queries)
         visible = visible & _align(jnp.arange(num_keys)[None, :] <= last_seen, ndim)
@@ -150,15 +152,22 @@ def _align(array: jax.Array, ndim: int) -> jax.Array:
     return array.reshape((1,) * (ndim - array.ndim) + array.shape)
 
 
-def _seen_by_any(visible: jax.Array, key: jax.Array, num_heads: int) -> jax.Array:
-    """Keys that at least one query of their group sees: bool, broadcastable to [..., S, G, 1]."""
-    num_key_heads = key.shape[-2]
+def _blank_padding(
+    query: jax.Array, key: jax.Array, value: jax.Array, visible: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Zeros for queries that see no key, and for keys and values that no query sees.
+
+    A weight of zero is not enough: zero times NaN is NaN, forward and backward.
+    """
+    sees = jnp.swapaxes(jnp.any(visible, axis=-1, keepdims=True), -3, -2)  # [..., T, H or 1, 1]
     seen = jnp.any(visible, axis=-2)  # [..., H or 1, S or 1]
-    *leading, heads, keys = seen.shape
+    *leading, heads, num_keys = seen.shape
+    num_heads, num_key_heads = query.shape[-2], key.shape[-2]
     if heads == num_heads:
         groups = (num_key_heads, num_heads // num_key_heads)
-        seen = jnp.any(seen.reshape(*leading, *groups, keys), axis=-2)
-    return jnp.swapaxes(seen, -1, -2)[..., None]
+        seen = jnp.any(seen.reshape(*leading, *groups, num_keys), axis=-2)
+    seen = jnp.swapaxes(seen, -2, -1)[..., None]  # [..., S, G or 1, 1]
+    return jnp.where(sees, query, 0), jnp.where(seen, key, 0), jnp.where(seen, value, 0)
 
 
 def check_arguments(query, key, value, scale, bias, mask, dropout_rate, dropout_key) -> None:
