@@ -1,0 +1,176 @@
+"""The small Flax transformer; the only file of the project that imports flax.
+
+Two pure functions, `init` and `apply`, hide Linen: parameters are a plain nested dict, and what the
+attention did (statistics and weights of every layer and head) comes back as values. Axes: B batch,
+T positions, D = d_model, L layers, H heads, K = d_k, V = d_v, O outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from attention.dot_product import dot_product_attention
+from attention.statistics import HeadStatistics, attention_statistics, head_means
+
+Params = Any  # nested dict of float32 arrays
+
+# LayerNorm's output has unit variance per entry; a kernel with variance 1/D keeps it so. Queries
+# and keys then have unit variance, so q·k starts with variance d_k: the setting of the question.
+UNIT_VARIANCE = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
+
+
+class TransformerConfig(NamedTuple):
+    """The shape of a transformer; every width is free of every other."""
+
+    num_tokens: int  # input vocabulary
+    num_outputs: int  # output vocabulary
+    sequence_length: int
+    num_layers: int = 1
+    num_heads: int = 2
+    d_model: int = 64
+    d_k: int = 64  # width of one head's queries and keys
+    d_v: int = 32  # width of one head's values
+    d_ff: int = 256  # hidden width of the feed-forward layer
+    causal: bool = False
+    norm: str = "pre"  # where LayerNorm stands: "pre" or "post" (Xiong et al. 2020)
+    dropout_rate: float = 0.0
+    dtype: str = "float32"  # of activations; parameters, softmax and statistics stay float32
+
+
+class TransformerOutput(NamedTuple):
+    """What the model said, and what its attention did."""
+
+    logits: jax.Array  # [B, T, O], float32
+    statistics: HeadStatistics  # fields [L, H]
+    weights: jax.Array  # [L, B, H, T, T], before dropout
+
+
+def init(config: TransformerConfig, key: jax.Array) -> Params:
+    """Initial parameters: a nested dict of float32 arrays, each drawn by its own name."""
+    tokens = jnp.zeros((1, config.sequence_length), jnp.int32)
+    return _Transformer(config).init(key, tokens, 1.0, None, True)["params"]
+
+
+def apply(
+    config: TransformerConfig,
+    params: Params,
+    tokens_BT: jax.Array,
+    scale: float | jax.Array,
+    *,
+    dropout_key: jax.Array | None = None,
+    logit_probe_LBHTS: jax.Array | None = None,
+) -> TransformerOutput:
+    """Run the model.
+
+    Args:
+      config: its shape.
+      params: from `init`.
+      tokens_BT: int32 in [0, num_tokens).
+      scale: what q·k is multiplied by; a number, traced or not.
+      dropout_key: turns dropout on, at config.dropout_rate; None is evaluation.
+      logit_probe_LBHTS: added to the attention logits. The gradient with respect to a probe of
+        zeros is the gradient with respect to the logits themselves.
+    """
+    rngs = None if dropout_key is None else {"dropout": dropout_key}
+    variables = {"params": params}
+    return _Transformer(config).apply(
+        variables, tokens_BT, scale, logit_probe_LBHTS, dropout_key is None, rngs=rngs
+    )
+
+
+def query_key_mask(params: Params) -> Any:
+    """A tree like params: True at the kernels of queries and keys, False elsewhere."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: any(part.key in ("query", "key") for part in path), params
+    )
+
+
+class _Transformer(nn.Module):
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, tokens_BT, scale, logit_probe_LBHTS, deterministic):
+        c = self.config
+        embed = nn.initializers.normal(1.0)
+        token = nn.Embed(c.num_tokens, c.d_model, embedding_init=embed, name="token")
+        position = nn.Embed(c.sequence_length, c.d_model, embedding_init=embed, name="position")
+        x_BTD = token(tokens_BT) + position(jnp.arange(tokens_BT.shape[1])[None])
+        x_BTD = x_BTD.astype(c.dtype)
+        if c.norm == "post":  # so that the first queries and keys, too, are made of unit variance
+            x_BTD = nn.LayerNorm(dtype=c.dtype, name="embedding_norm")(x_BTD)
+        dropout = nn.Dropout(c.dropout_rate, deterministic=deterministic)
+        statistics, weights = [], []
+        for layer in range(c.num_layers):
+            probe = None if logit_probe_LBHTS is None else logit_probe_LBHTS[layer]
+            attend = _Attention(c, name=f"attention_{layer}")
+            feed_forward = _FeedForward(c, name=f"feed_forward_{layer}")
+            norms = [
+                nn.LayerNorm(dtype=c.dtype, name=f"{part}_norm_{layer}")
+                for part in ("attention", "feed_forward")
+            ]
+            if c.norm == "pre":
+                update, heads, p = attend(norms[0](x_BTD), scale, probe, deterministic)
+                x_BTD = x_BTD + dropout(update)
+                x_BTD = x_BTD + dropout(feed_forward(norms[1](x_BTD)))
+            else:
+                update, heads, p = attend(x_BTD, scale, probe, deterministic)
+                x_BTD = norms[0](x_BTD + dropout(update))
+                x_BTD = norms[1](x_BTD + dropout(feed_forward(x_BTD)))
+            statistics.append(heads)
+            weights.append(p)
+        if c.norm == "pre":
+            x_BTD = nn.LayerNorm(dtype=c.dtype, name="final_norm")(x_BTD)
+        logits = nn.Dense(c.num_outputs, dtype=c.dtype, name="readout")(x_BTD)
+        return TransformerOutput(
+            logits=logits.astype(jnp.float32),
+            statistics=jax.tree.map(lambda *layers: jnp.stack(layers), *statistics),
+            weights=jnp.stack(weights),
+        )
+
+
+class _Attention(nn.Module):
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, x_BTD, scale, logit_probe_BHTS, deterministic):
+        c = self.config
+        project = {
+            name: nn.DenseGeneral(
+                (c.num_heads, width),
+                use_bias=False,
+                kernel_init=UNIT_VARIANCE,
+                dtype=c.dtype,
+                name=name,
+            )
+            for name, width in (("query", c.d_k), ("key", c.d_k), ("value", c.d_v))
+        }
+        rate = 0.0 if deterministic else c.dropout_rate
+        attended = dot_product_attention(
+            project["query"](x_BTD),
+            project["key"](x_BTD),
+            project["value"](x_BTD),
+            scale=scale,
+            bias=logit_probe_BHTS,
+            causal=c.causal,
+            dropout_rate=rate,
+            dropout_key=self.make_rng("dropout") if rate > 0 else None,
+        )
+        output = nn.DenseGeneral(
+            c.d_model, axis=(-2, -1), use_bias=False, dtype=c.dtype, name="output"
+        )
+        rows = attention_statistics(attended.logits, where=attended.visible)
+        return output(attended.values), head_means(rows), attended.weights
+
+
+class _FeedForward(nn.Module):
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, x_BTD):
+        c = self.config
+        hidden = nn.Dense(c.d_ff, dtype=c.dtype, name="hidden")(x_BTD)
+        return nn.Dense(c.d_model, dtype=c.dtype, name="output")(nn.relu(hidden))

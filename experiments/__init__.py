@@ -1,0 +1,21 @@
+"""Everything that is run: tasks, training, lanes, recording, studies.
+
+In a notebook: `from experiments import TrainConfig, load_runs, train`.
+"""
+
+from experiments.config import RecordOptions, TrainConfig
+
+__all__ = ["RecordOptions", "TrainConfig", "load_runs", "train"]
+
+
+def __getattr__(name: str):
+    # Late, because these start importing JAX, and --help should answer at once.
+    if name == "train":
+        from experiments.run import train
+
+        return train
+    if name == "load_runs":
+        from experiments.recording import load_runs
+
+        return load_runs
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,213 @@
+"""The settings of a run: frozen, resolved and checked once, before anything is started.
+
+`TrainConfig` holds what decides the rows of a run, `RecordOptions` where and how they are kept.
+Every error is a ValueError of one line that names the field, the value and what is right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from attention.scale import ScoreRule, score_rule
+
+OPTIMIZERS = ("adam", "adamw", "sgd")
+NORMS = ("pre", "post")
+DTYPES = ("float32", "bfloat16", "float16")
+PRECISIONS = ("default", "high", "highest")
+ATTENTIONS = ("plain",)
+
+_LARGEST_SEED = 2**31 - 1
+_LARGEST_LANE_BYTES = 2**34  # 16 GiB: one lane's step must fit on one device
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """Everything that decides the rows of a run.
+
+    None means "the default of the task or optimizer"; `resolve` puts that value in its place, so
+    that a resolved config says all there is to say.
+    """
+
+    scale: tuple[str, ...] = ("none", "sqrt")  # score rules, one arm each
+    task: str = "sort"
+    steps: int | None = None  # updates per lane
+    num_seeds: int = 5
+    seed: int = 0  # the first; a run has seeds seed, ..., seed + num_seeds - 1
+    optimizer: str = "adam"
+    learning_rate: tuple[float, ...] | None = None
+    warmup_steps: int = 0  # linear, from rate / warmup_steps up to the rate; then constant
+    clip_norm: float | None = None  # of the global gradient; None is off
+    batch_size: int = 32
+    sequence_length: int | None = None
+    vocab_size: int | None = None  # symbols; a task may add tokens of its own
+    d_model: int = 64
+    d_k: int = 64
+    d_v: int | None = None  # default d_model / num_heads: a sweep over d_k changes nothing else
+    d_ff: int | None = None  # default 4 d_model
+    num_heads: int = 2
+    num_layers: int | None = None
+    norm: str = "pre"
+    dropout_rate: float = 0.0
+    log_every: int = 1  # steps between rows that are written; every step is measured
+    eval_every: int = 20
+    eval_size: int = 256  # sequences in the held-out set
+    checkpoint_every: int = 200
+    dtype: str = "float32"
+    matmul_precision: str = "highest"
+    attention: str = "plain"
+
+    def rules(self) -> tuple[ScoreRule, ...]:
+        """The score rules of `scale`, for this d_k."""
+        return tuple(score_rule(name, self.d_k) for name in self.scale)
+
+    def seeds(self) -> range:
+        """The seeds of every arm, the same for all: that is what pairs them."""
+        return range(self.seed, self.seed + self.num_seeds)
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict that json can write and `from_json` reads back."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
+
+    @classmethod
+    def from_json(cls, settings: dict[str, Any]) -> TrainConfig:
+        """The inverse of `to_json`; an unknown or missing field is an error."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        if settings.keys() != names:
+            differing = ", ".join(sorted(settings.keys() ^ names))
+            raise ValueError(f"config: missing or unknown settings: {differing}")
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()})
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordOptions:
+    """Where a run is kept, and what is made of it besides the rows."""
+
+    out: Path
+    resume: bool = False  # go on where the folder's newest good checkpoint stands
+    overwrite: bool = False  # delete the run that is there
+    figures: bool = True
+    tensorboard: bool = False
+
+
+def resolve(config: TrainConfig) -> TrainConfig:
+    """Fill in the defaults that depend on other fields, and check every field.
+
+    Raises:
+      ValueError: one line that names the field, the value given, and what is right.
+    """
+    from experiments import tasks  # imports jax: late, so that --help and typos answer at once
+
+    _check_choice("task", config.task, tasks.TASKS)
+    _check_choice("optimizer", config.optimizer, OPTIMIZERS)
+    _check_choice("norm", config.norm, NORMS)
+    _check_choice("dtype", config.dtype, DTYPES)
+    _check_choice("matmul_precision", config.matmul_precision, PRECISIONS)
+    _check_choice("attention", config.attention, ATTENTIONS)
+    for name, at_least, at_most in (
+        ("steps", 1, 10**8),
+        ("num_seeds", 1, 10**5),
+        ("seed", 0, _LARGEST_SEED),
+        ("warmup_steps", 0, 10**8),
+        ("batch_size", 1, 2**16),
+        ("sequence_length", 1, 2**16),
+        ("vocab_size", 1, 2**16),
+        ("d_model", 1, 2**14),
+        ("d_k", 1, 2**14),
+        ("d_v", 1, 2**14),
+        ("d_ff", 1, 2**16),
+        ("num_heads", 1, 2**10),
+        ("num_layers", 1, 2**10),
+        ("log_every", 1, 10**8),
+        ("eval_every", 1, 10**8),
+        ("checkpoint_every", 1, 10**8),
+        ("eval_size", 1, 2**16),
+    ):
+        _check_integer(name, getattr(config, name), at_least, at_most)
+    if config.seed + config.num_seeds - 1 > _LARGEST_SEED:
+        raise ValueError(
+            f"seed: {config.seed} and num_seeds: {config.num_seeds} go past the last seed, "
+            f"{_LARGEST_SEED}"
+        )
+    _check_list("scale", config.scale)
+    config.rules()
+    if not (isinstance(config.dropout_rate, float | int) and 0 <= config.dropout_rate < 1):
+        raise ValueError(f"dropout_rate: {config.dropout_rate}, must be in [0, 1)")
+    if config.clip_norm is not None:
+        _check_positive("clip_norm", config.clip_norm)
+    if config.learning_rate is not None:
+        _check_list("learning_rate", config.learning_rate)
+        for rate in config.learning_rate:
+            _check_positive("learning_rate", rate)
+    if config.d_v is None and config.d_model % config.num_heads:
+        raise ValueError(
+            f"d_v: its default is d_model / num_heads, but {config.d_model} / {config.num_heads} "
+            "is not a whole number; give d_v or change one of them"
+        )
+    task = tasks.make_task(
+        config.task, sequence_length=config.sequence_length, vocab_size=config.vocab_size
+    )
+    resolved = dataclasses.replace(
+        config,
+        steps=_default(config.steps, task.steps),
+        learning_rate=_default(config.learning_rate, (task.learning_rates[config.optimizer],)),
+        sequence_length=task.sequence_length,
+        vocab_size=task.vocab_size,
+        d_v=_default(config.d_v, config.d_model // config.num_heads),
+        d_ff=_default(config.d_ff, 4 * config.d_model),
+        num_layers=_default(config.num_layers, task.num_layers),
+    )
+    _check_size(resolved)
+    return resolved
+
+
+def _default(value, default):
+    return default if value is None else value
+
+
+def _check_choice(field: str, value: str, choices: Iterable[str]) -> None:
+    if value not in choices:
+        nearest = difflib.get_close_matches(str(value).lower(), choices, n=1, cutoff=0.4)
+        hint = f" (nearest: {nearest[0]})" if nearest else ""
+        raise ValueError(f"{field}: unknown {value!r}{hint}; choose from {', '.join(choices)}")
+
+
+def _check_integer(field: str, value: int | None, at_least: int, at_most: int) -> None:
+    if value is not None and not (type(value) is int and at_least <= value <= at_most):
+        raise ValueError(f"{field}: {value}, must be a whole number from {at_least} to {at_most}")
+
+
+def _check_positive(field: str, value: float) -> None:
+    # 1e-30 and below are denormal once squared or divided; nothing sensible is that small.
+    if not (math.isfinite(value) and 1e-30 <= value <= 1e30):
+        raise ValueError(f"{field}: {value}, must be a positive finite number")
+
+
+def _check_list(field: str, values: tuple) -> None:
+    if not values:
+        raise ValueError(f"{field}: empty, give at least one")
+    for value in values:
+        if values.count(value) > 1:
+            raise ValueError(f"{field}: {value} is given twice")
+
+
+def _check_size(config: TrainConfig) -> None:
+    """Refuse a lane that could not fit a device: parameters with their optimizer, activations."""
+    c: Any = config  # every optional field is filled by now
+    widths = c.num_heads * (2 * c.d_k + c.d_v)
+    per_layer = c.d_model * (widths + c.num_heads * c.d_v + 2 * c.d_ff)
+    parameters = c.num_layers * per_layer + c.d_model * (2 * c.vocab_size + c.sequence_length)
+    weights = c.num_heads * c.sequence_length**2 * (c.attention == "plain")
+    activations = c.sequence_length * (widths + 4 * c.d_model + c.d_ff + c.vocab_size)
+    sequences = max(c.batch_size * c.num_layers, c.eval_size)
+    size = 4 * (4 * parameters + 3 * sequences * (weights + activations))
+    if size > _LARGEST_LANE_BYTES:
+        raise ValueError(
+            f"one lane would need about {size / 2**30:.0f} GiB, more than "
+            f"{_LARGEST_LANE_BYTES / 2**30:.0f} GiB: lower batch_size, sequence_length, d_model, "
+            "d_k, num_heads or num_layers"
+        )
