@@ -25,6 +25,12 @@ _LARGEST_SEED = 2**31 - 1
 _LARGEST_LANE_BYTES = 2**34  # 16 GiB: one lane's step must fit on one device
 
 
+def _setting(default: Any, description: str, default_text: str | None = None) -> Any:
+    """A field with its default and what --help says of it."""
+    metadata = {"help": description, "default": default_text}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """Everything that decides the rows of a run.
@@ -33,33 +39,45 @@ class TrainConfig:
     that a resolved config says all there is to say.
     """
 
-    scale: tuple[str, ...] = ("none", "sqrt")  # score rules, one arm each
-    task: str = "sort"
-    steps: int | None = None  # updates per lane
-    num_seeds: int = 5
-    seed: int = 0  # the first; a run has seeds seed, ..., seed + num_seeds - 1
-    optimizer: str = "adam"
-    learning_rate: tuple[float, ...] | None = None
-    warmup_steps: int = 0  # linear, from rate / warmup_steps up to the rate; then constant
-    clip_norm: float | None = None  # of the global gradient; None is off
-    batch_size: int = 32
-    sequence_length: int | None = None
-    vocab_size: int | None = None  # symbols; a task may add tokens of its own
-    d_model: int = 64
-    d_k: int = 64
-    d_v: int | None = None  # default d_model / num_heads: a sweep over d_k changes nothing else
-    d_ff: int | None = None  # default 4 d_model
-    num_heads: int = 2
-    num_layers: int | None = None
-    norm: str = "pre"
-    dropout_rate: float = 0.0
-    log_every: int = 1  # steps between rows that are written; every step is measured
-    eval_every: int = 20
-    eval_size: int = 256  # sequences in the held-out set
-    checkpoint_every: int = 200
-    dtype: str = "float32"
-    matmul_precision: str = "highest"
-    attention: str = "plain"
+    scale: tuple[str, ...] = _setting(
+        ("none", "sqrt"),
+        "score rules, one arm each: none (×1), sqrt (×1/√d_k), mup (×1/d_k) or a number to "
+        "multiply q·k with",
+    )
+    task: str = _setting("sort", "what is learned: {tasks}")
+    steps: int | None = _setting(None, "updates per lane", "the task's own")
+    num_seeds: int = _setting(5, "seeds per arm, the same ones in every arm")
+    seed: int = _setting(0, "the first seed")
+    optimizer: str = _setting("adam", "adam, adamw or sgd (with momentum 0.9)")
+    learning_rate: tuple[float, ...] | None = _setting(
+        None, "one rate or a list, each a lane of its own", "by optimizer: 1e-3, or 0.1 for sgd"
+    )
+    warmup_steps: int = _setting(0, "steps over which the learning rate rises to its value")
+    clip_norm: float | None = _setting(None, "clip the global gradient norm to this", "off")
+    batch_size: int = _setting(32, "sequences per update")
+    sequence_length: int | None = _setting(None, "tokens per sequence", "the task's own, 16")
+    vocab_size: int | None = _setting(None, "number of symbols", "the task's own, 16")
+    d_model: int = _setting(64, "width of the model")
+    d_k: int = _setting(64, "width of a head's queries and keys")
+    d_v: int | None = _setting(
+        None, "width of a head's values", "d_model / num_heads, so that d_k changes nothing else"
+    )
+    d_ff: int | None = _setting(None, "hidden width of the feed-forward layer", "4 d_model")
+    num_heads: int = _setting(2, "attention heads per layer")
+    num_layers: int | None = _setting(None, "layers", "the task's own, 1 or 2")
+    norm: str = _setting("pre", "where LayerNorm stands: pre or post")
+    dropout_rate: float = _setting(0.0, "dropout of weights and of each sub-layer, in [0, 1)")
+    log_every: int = _setting(1, "steps between written rows; every step is measured")
+    eval_every: int = _setting(20, "steps between held-out evaluations")
+    eval_size: int = _setting(256, "sequences in the held-out set")
+    checkpoint_every: int = _setting(200, "steps between checkpoints")
+    dtype: str = _setting(
+        "float32", "of activations: float32, bfloat16 or float16; statistics stay float32"
+    )
+    matmul_precision: str = _setting(
+        "highest", "of matrix products on accelerators: default, high or highest"
+    )
+    attention: str = _setting("plain", "how attention is computed: plain")
 
     def rules(self) -> tuple[ScoreRule, ...]:
         """The score rules of `scale`, for this d_k."""
@@ -87,11 +105,11 @@ class TrainConfig:
 class RecordOptions:
     """Where a run is kept, and what is made of it besides the rows."""
 
-    out: Path
-    resume: bool = False  # go on where the folder's newest good checkpoint stands
-    overwrite: bool = False  # delete the run that is there
-    figures: bool = True
-    tensorboard: bool = False
+    out: Path = _setting(None, "run folder", "a new one under runs/")
+    resume: bool = _setting(False, "go on with the run in --out, also to more --steps")
+    overwrite: bool = _setting(False, "delete the run in --out first")
+    figures: bool = _setting(True, "draw figures at the end")
+    tensorboard: bool = _setting(False, "write event files for TensorBoard too")
 
 
 def resolve(config: TrainConfig) -> TrainConfig:

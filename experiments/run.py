@@ -102,13 +102,21 @@ def record(
     config: TrainConfig,
     options: RecordOptions,
     *,
-    watch: Watch | None = None,
+    watch: Watch = lambda result: None,
+    begin: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
 ) -> Recorded:
     """Run a config into a run folder, or go on with the run that is there.
 
     Rows are written chunk by chunk by a thread of their own, while the devices go on. SIGINT and
     SIGTERM stop the run after the chunk under way, with a checkpoint.
+
+    Args:
+      config: what to run; None fields get their defaults.
+      options: where it is kept.
+      watch: called with each ChunkResult as it is done.
+      begin: called once, when nothing speaks against the run any more.
+      say: called with one line for each thing worth knowing.
 
     Raises:
       ValueError: a setting that can't be.
@@ -122,7 +130,7 @@ def record(
     if not options.resume:
         _make_folder(folder, overwrite=options.overwrite)
     with recording.locked(folder):
-        return _record(config, options, watch or (lambda result: None), say)
+        return _record(config, options, watch, begin, say)
 
 
 def prepare(config: TrainConfig) -> tuple[LaneProgram, list[jax.Device]]:
@@ -133,11 +141,16 @@ def prepare(config: TrainConfig) -> tuple[LaneProgram, list[jax.Device]]:
 
 
 def _record(
-    config: TrainConfig, options: RecordOptions, watch: Watch, say: Callable[[str], None]
+    config: TrainConfig,
+    options: RecordOptions,
+    watch: Watch,
+    begin: Callable[[], None],
+    say: Callable[[str], None],
 ) -> Recorded:
     folder, names = options.out, lanes.lane_names(config)
     if options.resume:
         _check_resumable(folder, config)
+    begin()
     program, devices = prepare(config)
     surroundings = recording.environment(devices, config.matmul_precision)
     start, states = 0, None
