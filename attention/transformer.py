@@ -2,7 +2,8 @@
 
 Two pure functions, `init` and `apply`, hide Linen: parameters are a plain nested dict, and what the
 attention did (statistics and weights of every layer and head) comes back as values. Axes: B batch,
-T positions, D = d_model, L layers, H heads, K = d_k, V = d_v, O outputs.
+T positions, N = B·T tokens, D = d_model, L layers, H heads, K = d_k, V = d_v, O outputs. What acts
+on each token alone runs on [N, D]: one plain matrix product is what every backend does best.
 """
 
 from __future__ import annotations
@@ -98,10 +99,10 @@ class _Transformer(nn.Module):
         embed = nn.initializers.normal(1.0)
         token = nn.Embed(c.num_tokens, c.d_model, embedding_init=embed, name="token")
         position = nn.Embed(c.sequence_length, c.d_model, embedding_init=embed, name="position")
-        x_BTD = token(tokens_BT) + position(jnp.arange(tokens_BT.shape[1])[None])
-        x_BTD = x_BTD.astype(c.dtype)
+        x_BTD = token(tokens_BT) + position(jnp.arange(tokens_BT.shape[1]))[None]
+        x_ND = x_BTD.reshape(-1, c.d_model).astype(c.dtype)
         if c.norm == "post":  # so that the first queries and keys, too, are made of unit variance
-            x_BTD = nn.LayerNorm(dtype=c.dtype, name="embedding_norm")(x_BTD)
+            x_ND = nn.LayerNorm(dtype=c.dtype, name="embedding_norm")(x_ND)
         dropout = nn.Dropout(c.dropout_rate, deterministic=deterministic)
         statistics, weights = [], []
         for layer in range(c.num_layers):
@@ -112,21 +113,22 @@ class _Transformer(nn.Module):
                 nn.LayerNorm(dtype=c.dtype, name=f"{part}_norm_{layer}")
                 for part in ("attention", "feed_forward")
             ]
+            arguments = (tokens_BT.shape, scale, probe, deterministic)
             if c.norm == "pre":
-                update, heads, p = attend(norms[0](x_BTD), scale, probe, deterministic)
-                x_BTD = x_BTD + dropout(update)
-                x_BTD = x_BTD + dropout(feed_forward(norms[1](x_BTD)))
+                update, heads, p = attend(norms[0](x_ND), *arguments)
+                x_ND = x_ND + dropout(update)
+                x_ND = x_ND + dropout(feed_forward(norms[1](x_ND)))
             else:
-                update, heads, p = attend(x_BTD, scale, probe, deterministic)
-                x_BTD = norms[0](x_BTD + dropout(update))
-                x_BTD = norms[1](x_BTD + dropout(feed_forward(x_BTD)))
+                update, heads, p = attend(x_ND, *arguments)
+                x_ND = norms[0](x_ND + dropout(update))
+                x_ND = norms[1](x_ND + dropout(feed_forward(x_ND)))
             statistics.append(heads)
             weights.append(p)
         if c.norm == "pre":
-            x_BTD = nn.LayerNorm(dtype=c.dtype, name="final_norm")(x_BTD)
-        logits = nn.Dense(c.num_outputs, dtype=c.dtype, name="readout")(x_BTD)
+            x_ND = nn.LayerNorm(dtype=c.dtype, name="final_norm")(x_ND)
+        logits_NO = nn.Dense(c.num_outputs, dtype=c.dtype, name="readout")(x_ND)
         return TransformerOutput(
-            logits=logits.astype(jnp.float32),
+            logits=logits_NO.reshape(*tokens_BT.shape, c.num_outputs).astype(jnp.float32),
             statistics=jax.tree.map(lambda *layers: jnp.stack(layers), *statistics),
             weights=jnp.stack(weights),
         )
@@ -136,41 +138,38 @@ class _Attention(nn.Module):
     config: TransformerConfig
 
     @nn.compact
-    def __call__(self, x_BTD, scale, logit_probe_BHTS, deterministic):
+    def __call__(self, x_ND, tokens_shape, scale, logit_probe_BHTS, deterministic):
         c = self.config
-        project = {
-            name: nn.DenseGeneral(
-                (c.num_heads, width),
-                use_bias=False,
-                kernel_init=UNIT_VARIANCE,
-                dtype=c.dtype,
-                name=name,
+
+        def project(name: str, width: int) -> jax.Array:
+            features = (c.num_heads, width)
+            dense = nn.DenseGeneral(
+                features, use_bias=False, kernel_init=UNIT_VARIANCE, dtype=c.dtype, name=name
             )
-            for name, width in (("query", c.d_k), ("key", c.d_k), ("value", c.d_v))
-        }
+            return dense(x_ND).reshape(*tokens_shape, *features)
+
         rate = 0.0 if deterministic else c.dropout_rate
         attended = dot_product_attention(
-            project["query"](x_BTD),
-            project["key"](x_BTD),
-            project["value"](x_BTD),
+            project("query", c.d_k),
+            project("key", c.d_k),
+            project("value", c.d_v),
             scale=scale,
             bias=logit_probe_BHTS,
             causal=c.causal,
             dropout_rate=rate,
             dropout_key=self.make_rng("dropout") if rate > 0 else None,
         )
-        output = nn.DenseGeneral(
-            c.d_model, axis=(-2, -1), use_bias=False, dtype=c.dtype, name="output"
-        )
         rows = attention_statistics(attended.logits, where=attended.visible)
-        return output(attended.values), head_means(rows), attended.weights
+        output = nn.Dense(c.d_model, use_bias=False, dtype=c.dtype, name="output")
+        values_ND = output(attended.values.reshape(len(x_ND), -1))
+        return values_ND, head_means(rows), attended.weights
 
 
 class _FeedForward(nn.Module):
     config: TransformerConfig
 
     @nn.compact
-    def __call__(self, x_BTD):
+    def __call__(self, x_ND):
         c = self.config
-        hidden = nn.Dense(c.d_ff, dtype=c.dtype, name="hidden")(x_BTD)
+        hidden = nn.Dense(c.d_ff, dtype=c.dtype, name="hidden")(x_ND)
         return nn.Dense(c.d_model, dtype=c.dtype, name="output")(nn.relu(hidden))
