@@ -296,7 +296,8 @@ def make_optimizer(
 
 
 def _kernel_norm(gradients: transformer.Params, name: str) -> jax.Array:
-    return optax.tree.norm([part[name] for part in gradients.values() if name in part])
+    attentions = [part for part in gradients.values() if "query" in part]
+    return optax.tree.norm([part[name] for part in attentions])
 
 
 def _task(program: LaneProgram) -> Task:
