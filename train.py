@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     except console.RunFolderError as error:
         fail(COMMAND, error)
     except OSError as error:
-        fail(COMMAND, error, status=1)
+        fail(COMMAND, f"{error.filename}: {error.strerror}", status=1)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ command line does: everything goes to the run folder, and nothing is kept in mem
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import shutil
 import signal
@@ -156,7 +157,8 @@ def _record(
     start, states = 0, None
     if options.resume:
         _compare_surroundings(folder, surroundings, say)
-        start, states = _restore(folder, config, program, say)
+        start, states = restore_states(folder, config, program, say)
+        _cut_rows_to(folder, config, start)
     else:
         (folder / recording.METRICS).touch()
         (folder / recording.EVALUATION).touch()
@@ -252,11 +254,14 @@ class _Writer:
     def _finish_pending(self) -> None:
         pending, self._pending = self._pending, None
         if pending is not None:
-            pending.result()
+            try:
+                pending.result()
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(self._folder)) from error
 
     def _write(self, result: ChunkResult) -> None:
-        if not self._folder.is_dir():
-            raise RunFolderError(f"{self._folder} was deleted while the run was writing to it")
+        if not self._folder.is_dir():  # its open files would take rows that nobody can find
+            raise OSError(errno.ENOENT, "deleted while the run was writing to it")
         self._metrics.write(self._format.metrics(result))
         self._evaluation.write(self._format.evaluation(result))
         self._metrics.flush()
@@ -320,10 +325,10 @@ def _compare_surroundings(folder: Path, now: dict[str, Any], say: Callable[[str]
             )
 
 
-def _restore(
+def restore_states(
     folder: Path, config: TrainConfig, program: LaneProgram, say: Callable[[str], None]
 ) -> tuple[int, list[LaneState] | None]:
-    """Where the newest good checkpoint stands, with the rows cut to it; (0, None) without one."""
+    """The newest good checkpoint: its step and every lane's state; (0, None) if there is none."""
     names = lanes.lane_names(config)
     one = jax.eval_shape(
         lambda lane: training.initialize(program, lane), lanes.make_lane(1.0, 1.0, 0)
@@ -333,23 +338,30 @@ def _restore(
         step, stacked = checkpoints.restore_latest(folder / "checkpoints", template, warn=say)
     except checkpoints.CheckpointNotFound:
         say(f"{folder} has no checkpoint yet: the run starts from the beginning")
-        step, states, evaluations = 0, None, 0
-    else:
-        states = unstack_states(stacked, len(names))
-        evaluations = step // config.eval_every + 1
-    if step > config.steps:
-        raise RunFolderError(f"resume: steps is {config.steps}, but {folder} has {step} already")
-    if step == config.steps and step % config.eval_every:
-        evaluations += 1  # the one at the end
-    rows = -(-step // config.log_every)
-    last_evaluation = step if step == config.steps else step - step % config.eval_every
-    recording.cut_rows(folder / recording.METRICS, lambda s: s < step, rows * len(names))
+        return 0, None
+    except (checkpoints.CorruptCheckpoint, ValueError) as error:
+        raise RunFolderError(str(error)) from None
+    return step, unstack_states(stacked, len(names))
+
+
+def _cut_rows_to(folder: Path, config: TrainConfig, step: int) -> None:
+    """Leave the rows and evaluations that a run to config.steps has when it is at `step`."""
+    c: Any = config
+    if step > c.steps:
+        raise RunFolderError(f"resume: steps is {c.steps}, but {folder} has {step} already")
+    lanes_count = len(lanes.lane_names(config))
+    at_end = step == c.steps
+    rows = -(-step // c.log_every)
+    # The end of the shorter run that this one prolongs was evaluated; that of this one would not.
+    evaluations = step // c.eval_every + 1 + bool(at_end and step % c.eval_every)
+    if step == 0:
+        evaluations = 0  # made again by the first chunk
+    recording.cut_rows(folder / recording.METRICS, lambda s: s < step, rows * lanes_count)
     recording.cut_rows(
         folder / recording.EVALUATION,
-        lambda s: states is not None and s <= last_evaluation,
-        evaluations * len(names),
+        lambda s: step > 0 and s <= step and (at_end or s % c.eval_every == 0),
+        evaluations * lanes_count,
     )
-    return step, states
 
 
 class _Signals(contextlib.AbstractContextManager):
