@@ -359,7 +359,9 @@ def test_a_failing_disk_is_an_oserror_and_touches_nothing(
 
 
 @pytest.mark.parametrize("found_by", ["us", "Orbax"])
-def test_a_file_too_large_for_the_system_is_one_quiet_line(directory, monkeypatch, capfd, found_by):
+def test_a_file_too_large_for_the_system_is_one_quiet_line(
+    directory, monkeypatch, capfd, caplog, found_by
+):
     if found_by == "Orbax":
         monkeypatch.setattr(checkpoints, "_require_room", lambda folder, size: None)
     random = np.random.default_rng(0).integers(256, size=2**20, dtype=np.uint8)
@@ -374,6 +376,7 @@ def test_a_file_too_large_for_the_system_is_one_quiet_line(directory, monkeypatc
     assert "\n" not in str(caught.value)
     assert sorted(entry.name for entry in directory.iterdir()) == ["10", "13", "20"]
     assert capfd.readouterr() == ("", "")
+    assert caplog.text == ""
 
 
 def test_a_run_folder_that_was_deleted_does_not_come_back(tmp_path):
