@@ -24,7 +24,7 @@ class AttentionOutput(NamedTuple):
 
     values: jax.Array  # [..., T, H, V], in value's dtype
     weights: jax.Array  # [..., H, T, S], float32 or better, before dropout
-    logits: jax.Array  # [..., H, T, S], after scale and bias, hidden keys included
+    logits: jax.Array  # [..., H, T, S], after scale and bias; hidden keys included (padding as 0)
     visible: jax.Array  # bool, broadcastable to weights: which keys each query may see
 
 

@@ -244,7 +244,7 @@ def head_means(statistics: AttentionStatistics) -> HeadStatistics:
     seen = statistics.visible_keys > 0
 
     def mean(values: jax.Array, counted: jax.Array = seen) -> jax.Array:
-        values = jnp.where(counted, values, 0).astype(rows.dtype)
+        values = jnp.where(counted, values.astype(rows.dtype), 0)
         return jnp.sum(values, axis=axes) / jnp.sum(counted, axis=axes, dtype=rows.dtype)
 
     largest = jnp.max(statistics.logit_max, axis=axes, initial=-jnp.inf, where=seen)
