@@ -1,0 +1,32 @@
+# `make train` runs the main job, `make test` passes the tests; each sets up what it needs first.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: train test lint figures clean
+
+train: .venv/run
+	$(BIN)/python train.py $(ARGS)
+
+test: .venv/dev
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyrefly check
+
+clean:
+	rm -rf .venv
+
+.venv/run: requirements.txt | .venv/made
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+.venv/dev: requirements.txt requirements-dev.txt | .venv/made
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	touch $@
+
+.venv/made:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+	touch $@
