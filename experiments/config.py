@@ -77,6 +77,9 @@ class TrainConfig:
     matmul_precision: str = _setting(
         "highest", "of matrix products on accelerators: default, high or highest"
     )
+    vectorize_lanes: bool = _setting(
+        False, "run a device's lanes as one batch: for accelerators; changes the last bits"
+    )
     attention: str = _setting("plain", "how attention is computed: plain")
 
     def rules(self) -> tuple[ScoreRule, ...]:

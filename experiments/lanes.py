@@ -11,11 +11,12 @@ import collections
 import contextlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from experiments import training
@@ -113,6 +114,7 @@ def run_chunks(
     *,
     devices: Sequence[jax.Device],
     states: Sequence[LaneState] | None = None,
+    vectorize: bool = False,
 ) -> Iterator[ChunkResult]:
     """Run the lanes through the chunks; yields each chunk's result in order, as it is done.
 
@@ -125,6 +127,7 @@ def run_chunks(
       chunks: from `plan_chunks`.
       devices: lane i runs on devices[i % len(devices)].
       states: where to start from (NumPy or JAX arrays); None starts from scratch.
+      vectorize: run each device's lanes as one batch, which may change the last bits.
     """
     shares = [range(i, len(lanes), len(devices)) for i in range(len(devices))]
     on_device = [jax.device_put(lane, devices[i % len(devices)]) for i, lane in enumerate(lanes)]
@@ -137,11 +140,18 @@ def run_chunks(
             else:
                 current[i] = jax.device_put(states[i], device)
 
+    def take_steps(share: range, steps: int) -> Iterable[tuple[LaneState, StepMetrics]]:
+        if not vectorize:
+            return (training.advance(program, on_device[i], current[i], steps) for i in share)
+        together = (_stack([on_device[i] for i in share]), _stack([current[i] for i in share]))
+        result = training.advance_together(program, *together, steps)
+        return (jax.tree.map(lambda x, k=k: x[k], result) for k in range(len(share)))
+
     def work(share: range, chunk: Chunk) -> list[tuple[LaneState, StepMetrics, Evaluation | None]]:
         done = []
-        for i in share:
-            steps = chunk.stop - chunk.start
-            current[i], rows = training.advance(program, on_device[i], current[i], steps)
+        steps = chunk.stop - chunk.start
+        for i, (state, rows) in zip(share, take_steps(share, steps), strict=True):
+            current[i] = state
             evaluation = None
             if chunk.evaluate:
                 evaluation = training.evaluate(program, on_device[i], current[i].params)
@@ -154,9 +164,8 @@ def run_chunks(
         for share, future in zip(shares, futures, strict=True):
             done[share.start :: len(devices)] = future.result()
         new_states, metrics, evaluations = zip(*done, strict=True)  # type: ignore[arg-type]
-        stack = lambda trees: jax.tree.map(lambda *leaves: np.stack(leaves), *trees)  # noqa: E731
-        evaluation = stack(evaluations) if chunk.evaluate else None
-        return ChunkResult(chunk, stack(metrics), evaluation, new_states)
+        evaluation = _stack(evaluations, np.stack) if chunk.evaluate else None
+        return ChunkResult(chunk, _stack(metrics, np.stack), evaluation, new_states)
 
     with contextlib.ExitStack() as stack:
         threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in devices]
@@ -177,3 +186,8 @@ def run_chunks(
                 yield collect(*under_way.popleft())
         while under_way:
             yield collect(*under_way.popleft())
+
+
+def _stack(trees: Sequence[Any], stack: Callable = jnp.stack) -> Any:
+    """One tree whose leaves have a leading axis over the trees."""
+    return jax.tree.map(lambda *leaves: stack(leaves), *trees)

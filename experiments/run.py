@@ -77,8 +77,13 @@ def train(
     if out is None:
         program, devices = prepare(config)
         chunks = _plan(config, 0)
-        lane_list = lanes.lanes_of(config)
-        for result in lanes.run_chunks(program, lane_list, chunks, devices=devices):
+        for result in lanes.run_chunks(
+            program,
+            lanes.lanes_of(config),
+            chunks,
+            devices=devices,
+            vectorize=config.vectorize_lanes,
+        ):
             keep(result)
     else:
         record(config, RecordOptions(Path(out)), watch=keep)
@@ -170,7 +175,12 @@ def _record(
     with _Signals() as signals, _Writer(folder, config, names, say) as writer:
         chunks = itertools.takewhile(lambda _: signals.received is None, _plan(config, start))
         for result in lanes.run_chunks(
-            program, lanes.lanes_of(config), chunks, devices=devices, states=states
+            program,
+            lanes.lanes_of(config),
+            chunks,
+            devices=devices,
+            states=states,
+            vectorize=config.vectorize_lanes,
         ):
             writer.write(result)
             watch(result)

@@ -171,6 +171,17 @@ def advance(
     return state, rows
 
 
+@functools.partial(jax.jit, static_argnames="program")
+def advance_together(
+    program: LaneProgram, lanes: Lane, states: LaneState, num_steps: jax.Array | int
+) -> tuple[LaneState, StepMetrics]:
+    """`advance` for several lanes in one computation: every field has a leading axis of lanes.
+
+    Accelerators need it to be busy. The numbers may differ from `advance` in the last bits.
+    """
+    return jax.vmap(lambda lane, state: advance(program, lane, state, num_steps))(lanes, states)
+
+
 def train_step(program: LaneProgram, lane: Lane, state: LaneState) -> tuple[LaneState, StepMetrics]:
     """One update and everything measured on the way."""
     batch = sample_batch(program, stream_key(lane.seed, "data", state.step))

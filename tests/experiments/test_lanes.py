@@ -85,3 +85,14 @@ def test_numbers_do_not_depend_on_when_they_are_looked_at(tiny):
     assert list(seldom.evaluation_steps) == [0, 12]
     assert list(often.evaluation_steps) == list(range(13))
     np.testing.assert_array_equal(often.evaluation.loss[:, [0, 12]], seldom.evaluation.loss)
+
+
+def test_vectorized_lanes_train_alike_within_rounding(tiny):
+    config = dataclasses.replace(tiny, optimizer="sgd", learning_rate=(1e-2, 1e25), num_seeds=1)
+    alone, together = (
+        train(dataclasses.replace(config, vectorize_lanes=vectorize)) for vectorize in (False, True)
+    )
+    np.testing.assert_allclose(alone.metrics.loss[::2], together.metrics.loss[::2], rtol=1e-4)
+    diverged = [[int(state.diverged_at) for state in run.states] for run in (alone, together)]
+    assert diverged[0] == diverged[1]
+    assert diverged[0][::2] == [-1, -1]
