@@ -136,7 +136,8 @@ def merge_row_sums(left: RowSums, right: RowSums) -> RowSums:
     # jnp.maximum and not top's: it lets a NaN in either part through.
     maximum = jnp.where(low.count > 0, jnp.maximum(top.maximum, low.maximum), top.maximum)
     ratio = share_of_whole(low, top)
-    gap = jnp.where(low.count > 0, low.maximum - maximum, 0.0)
+    gap = jnp.maximum(low.maximum - maximum, jnp.finfo(maximum.dtype).min)  # as in `shifted`
+    gap = jnp.where(low.count > 0, gap, 0.0)
     count = top.count + low.count
     shift = low.mean + gap - top.mean
     weight = low.count / jnp.maximum(count, 1)
@@ -145,7 +146,7 @@ def merge_row_sums(left: RowSums, right: RowSums) -> RowSums:
         tail_1=top.tail_1 + ratio * (1 + low.tail_1),
         tail_2=top.tail_2 + ratio**2 * (1 + low.tail_2),
         tail_3=top.tail_3 + ratio**3 * (1 + low.tail_3),
-        tail_log=top.tail_log + ratio * (low.tail_log + gap * (1 + low.tail_1)),
+        tail_log=top.tail_log + ratio * low.tail_log + ratio * gap * (1 + low.tail_1),
         count=count,
         mean=top.mean + weight * shift,
         deviation=top.deviation + low.deviation + shift**2 * top.count * weight,
@@ -247,6 +248,8 @@ def head_means(statistics: AttentionStatistics) -> HeadStatistics:
         values = jnp.where(counted, values.astype(rows.dtype), 0)
         return jnp.sum(values, axis=axes) / jnp.sum(counted, axis=axes, dtype=rows.dtype)
 
+    norm = statistics.jacobian_norm
+    dead = jnp.where(jnp.isnan(norm), jnp.nan, norm < DEAD_BELOW)  # unknown is not alive
     largest = jnp.max(statistics.logit_max, axis=axes, initial=-jnp.inf, where=seen)
     return HeadStatistics(
         entropy=mean(rows),
@@ -254,7 +257,7 @@ def head_means(statistics: AttentionStatistics) -> HeadStatistics:
         max_weight=mean(statistics.max_weight),
         saturation=mean(statistics.saturated),
         jacobian_trace=mean(statistics.jacobian_trace),
-        dead_row_fraction=mean(statistics.jacobian_norm < DEAD_BELOW),
+        dead_row_fraction=mean(dead),
         logit_std=mean(statistics.logit_std),
         logit_max=jnp.where(jnp.any(seen, axis=axes), largest, jnp.nan),
     )
