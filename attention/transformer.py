@@ -77,10 +77,10 @@ def apply(
         zeros is the gradient with respect to the logits themselves.
     """
     rngs = None if dropout_key is None else {"dropout": dropout_key}
-    variables = {"params": params}
-    return _Transformer(config).apply(
-        variables, tokens_BT, scale, logit_probe_LBHTS, dropout_key is None, rngs=rngs
+    output: Any = _Transformer(config).apply(
+        {"params": params}, tokens_BT, scale, logit_probe_LBHTS, dropout_key is None, rngs=rngs
     )
+    return output
 
 
 def query_key_mask(params: Params) -> Any:

@@ -101,7 +101,11 @@ class TrainConfig:
         if settings.keys() != names:
             differing = ", ".join(sorted(settings.keys() ^ names))
             raise ValueError(f"config: missing or unknown settings: {differing}")
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()})
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in settings.items()
+        }
+        return cls(**values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +196,7 @@ def _default(value, default):
 
 def _check_choice(field: str, value: str, choices: Iterable[str]) -> None:
     if value not in choices:
-        nearest = difflib.get_close_matches(str(value).lower(), choices, n=1, cutoff=0.4)
+        nearest = difflib.get_close_matches(value.lower(), choices, n=1, cutoff=0.4)
         hint = f" (nearest: {nearest[0]})" if nearest else ""
         raise ValueError(f"{field}: unknown {value!r}{hint}; choose from {', '.join(choices)}")
 

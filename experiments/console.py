@@ -7,6 +7,7 @@ import datetime
 import itertools
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -64,8 +65,9 @@ def run(config: TrainConfig, options: RecordOptions, flags: str) -> int:
         config.task, sequence_length=config.sequence_length, vocab_size=config.vocab_size
     )
     err = Console(stderr=True, highlight=False, soft_wrap=True)
-    if config.num_layers < task.min_layers:
-        err.print(f"warning: num_layers: {config.num_layers}; {task.depth_reason}")
+    layers: Any = config.num_layers
+    if layers < task.min_layers:
+        err.print(f"warning: num_layers is {layers}: {task.depth_reason}")
     arms = ", ".join(f"{rule.name} ({rule.formula})" for rule in config.rules())
     header = f"{options.out}: {task.name}, {config.steps} steps, {config.num_seeds} seeds; {arms}"
     with _Progress(config, err, header) as progress:

@@ -24,7 +24,7 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -58,7 +58,7 @@ class RunFolderError(Exception):
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Generator[None]:
     """Hold a run folder for this process.
 
     The lock is the kernel's, on the folder itself: no file is made for it, and it goes with the
@@ -123,7 +123,7 @@ class RowFormat:
         layers, heads = result.metrics.heads.entropy.shape[-2:]
         template = self._template(layers, heads)
         values = _flat_values(result.metrics, rows)  # [lanes, rows, numbers]
-        finite = np.isfinite(values).all(axis=-1)
+        finite = np.asarray(np.isfinite(values).all(axis=-1))
         lines = []
         for row, step in enumerate(steps):
             for lane, identity in enumerate(self._lanes):
@@ -138,7 +138,7 @@ class RowFormat:
             return ""
         lines = []
         for identity, *numbers in zip(
-            self._lanes, *map(np.ndarray.tolist, result.evaluation), strict=True
+            self._lanes, *(np.asarray(field).tolist() for field in result.evaluation), strict=True
         ):
             fields = dict(zip(("loss", "accuracy"), numbers, strict=True))
             body = json.dumps(strict(fields), separators=(",", ":"))[1:]

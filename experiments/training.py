@@ -8,10 +8,12 @@ of the same compiled program, and a lane gives the same bits alone or beside oth
 from __future__ import annotations
 
 import functools
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from attention import transformer
@@ -125,7 +127,7 @@ def lane_program(config: TrainConfig) -> LaneProgram:
     )
 
 
-def stream_key(seed: jax.Array, stream: str, step: jax.Array | int = 0) -> jax.Array:
+def stream_key(seed: jax.Array | np.uint32, stream: str, step: jax.Array | int = 0) -> jax.Array:
     """The key of one named random stream of a seed, at one step."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), STREAMS[stream]), step)
 
@@ -257,7 +259,7 @@ def evaluate(program: LaneProgram, lane: Lane, params: transformer.Params) -> Ev
 
 def evaluation_batch(program: LaneProgram) -> Batch:
     """The held-out sequences: eval_size of them, from a stream that training never draws from."""
-    key = stream_key(jnp.uint32(EVALUATION_SEED), "evaluation")
+    key = stream_key(np.uint32(EVALUATION_SEED), "evaluation")
     return _task(program).sample(key, program.eval_size)
 
 
@@ -295,7 +297,7 @@ def make_optimizer(
     clip = optax.identity()
     if program.clip_norm is not None:
         clip = optax.clip_by_global_norm(program.clip_norm)
-    groups = {
+    groups: dict[Hashable, optax.GradientTransformation] = {
         True: base(
             rate * lane.query_key_learning_rate,
             ADAM_EPSILON * lane.query_key_epsilon,
