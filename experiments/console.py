@@ -19,7 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from experiments import lanes, tasks
+from experiments import lanes, report, tasks
 from experiments.command_line import Parsed
 from experiments.config import RecordOptions, TrainConfig
 from experiments.lanes import ChunkResult
@@ -64,7 +64,7 @@ def run(config: TrainConfig, options: RecordOptions, flags: str) -> int:
     task = tasks.make_task(
         config.task, sequence_length=config.sequence_length, vocab_size=config.vocab_size
     )
-    err = Console(stderr=True, highlight=False, soft_wrap=True)
+    err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     layers: Any = config.num_layers
     if layers < task.min_layers:
         err.print(f"warning: num_layers is {layers}: {task.depth_reason}")
@@ -133,6 +133,10 @@ def _conclude(recorded: Recorded, options: RecordOptions, flags: str, err: Conso
             f"go on with: python train.py --resume --out={folder}"
         )
         return 128 + recorded.stopped_by
+    with err.status("summary and figures"):
+        summary = report.write_results(folder, figures=options.figures, say=err.print)
+    Console(highlight=False).print(report.terminal_tables(summary))
+    err.print(f"written: {folder}, with report.md")
     diverged = [
         f"{name.scale} learning_rate={name.learning_rate:g} seed={name.seed} at step {step}"
         for name, step in zip(recorded.names, recorded.diverged_at, strict=True)
@@ -146,6 +150,6 @@ def _conclude(recorded: Recorded, options: RecordOptions, flags: str, err: Conso
         err.print(f"  python train.py --scale={other} {flags} --out={folder}-{other}")
         err.print(f"  python -m experiments compare {folder} {folder}-{other}")
     if len(diverged) == len(recorded.names):
-        err.print(f"every lane diverged: {folder} has nothing to conclude from", style=None)
+        err.print(f"every lane diverged: {folder} has nothing to conclude from")
         return 1
     return 0
