@@ -1,0 +1,230 @@
+"""What studies share: how they are asked, how they draw, what they answer with."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
+from rich import box
+from rich.console import Group, RenderableType
+from rich.markdown import Markdown
+from rich.table import Table
+
+from experiments import figures, recording
+
+BASE_SEED = 20170612  # of every study
+# A random stream is named and folded in, so that a new one never shifts another's draws.
+STREAMS = {"query": 0, "key": 1, "value": 2, "needle": 3}
+MOST_SEEDS = 10**6
+
+T = TypeVar("T")
+
+
+class Request(NamedTuple):
+    """What a study is asked for."""
+
+    out: Path  # its folder; long studies keep unfinished work here
+    seeds: int | None = None  # default: the study's own number
+    quick: bool = False  # a smaller version, in seconds
+    say: Callable[[str], None] = lambda line: None  # progress, for people
+
+    def number_of_seeds(self, full: int, quick: int) -> int:
+        """How many seeds to draw: what was asked for, or the study's own number."""
+        own = quick if self.quick else full
+        return check_seeds(own if self.seeds is None else self.seeds)
+
+
+class Grid(NamedTuple):
+    """A table, before it is known what it is drawn with."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: Sequence[Sequence[str]]
+
+
+class Findings(NamedTuple):
+    """What a study found."""
+
+    title: str
+    answer: str  # markdown: what was found, first of all
+    tables: tuple[Grid, ...]
+    figures: dict[str, Figure]  # file name to figure
+    captions: dict[str, str]  # file name to what the figure shows
+    settings: dict[str, Any]  # everything the numbers depend on
+    numbers: dict[str, Any]  # for summary.json
+    notes: str = ""  # markdown, after the figures
+
+
+def check_seeds(seeds: int, least: int = 2) -> int:
+    """The number itself; ValueError where it is out of range."""
+    if not least <= operator.index(seeds) <= MOST_SEEDS:
+        raise ValueError(f"seeds: {seeds}, must be from {least} to {MOST_SEEDS}")
+    return seeds
+
+
+# --- Drawing --------------------------------------------------------------------------------------
+
+
+def study_key(name: str) -> jax.Array:
+    """The key of a study: the base seed with the study's name folded in."""
+    key = jax.random.key(BASE_SEED)
+    return functools.reduce(jax.random.fold_in, name.encode(), key)
+
+
+def normal(key: jax.Array, stream: str, shape: tuple[int, ...]) -> jax.Array:
+    """Standard normal draws of a named stream, float32."""
+    return jax.random.normal(jax.random.fold_in(key, STREAMS[stream]), shape)
+
+
+def over_seeds(measure: Callable[[jax.Array], T], key: jax.Array, seeds: int, chunk: int) -> T:
+    """measure(key of a seed) for every seed, in one compiled call.
+
+    Args:
+      measure: a pure function of a typed key; returns a pytree of arrays.
+      key: seed i gets fold_in(key, i).
+      seeds: how many.
+      chunk: how many of them are vectorised at a time; bounds the memory.
+
+    Returns:
+      The pytree as NumPy arrays with a leading axis of seeds.
+    """
+
+    # Whole chunks only, so that one program serves all; the last one may draw some seeds in vain.
+    chunks = -(-check_seeds(seeds, 1) // chunk)
+    chunk = -(-seeds // chunks)
+    indices = jnp.arange(chunks * chunk).reshape(chunks, chunk)
+
+    @jax.jit
+    def mapped(key: jax.Array) -> T:
+        def one(index: jax.Array) -> T:
+            return measure(jax.random.fold_in(key, index))
+
+        return jax.lax.map(jax.vmap(one), indices)
+
+    def flat(array: jax.Array) -> np.ndarray:
+        return np.asarray(array).reshape(-1, *array.shape[2:])[:seeds]
+
+    return jax.tree.map(flat, mapped(key))
+
+
+# --- Summarising ----------------------------------------------------------------------------------
+
+
+class Spread(NamedTuple):
+    """A sample over seeds in a few numbers."""
+
+    median: float
+    low: float  # 5 % quantile
+    high: float  # 95 % quantile
+    mean: float
+    standard_error: float  # of the mean
+    seeds: int
+
+
+def spread(values: np.ndarray) -> Spread:
+    """Summarise a sample [seeds]."""
+    values = np.asarray(values, float)
+    low, median, high = np.quantile(values, (0.05, 0.5, 0.95))
+    error = values.std(ddof=1) / np.sqrt(values.size)
+    return Spread(median, low, high, values.mean(), float(error), values.size)
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number for people: digits significant ones, no exponent between 1e-3 and 1e4."""
+    if value == 0 or 1e-3 <= abs(value) < 1e4:
+        return f"{value:#.{digits}g}".rstrip(".")
+    mantissa, exponent = f"{value:.{max(digits - 2, 0)}e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def with_interval(sample: Spread, digits: int = 3) -> str:
+    """Median [5 %, 95 %]."""
+    return f"{number(sample.median, digits)} [{number(sample.low, digits)}, " + (
+        f"{number(sample.high, digits)}]"
+    )
+
+
+def with_error(sample: Spread, digits: int = 3) -> str:
+    """Mean ± standard error."""
+    return f"{number(sample.mean, digits)} ± {number(sample.standard_error, 2)}"
+
+
+# --- Answering ------------------------------------------------------------------------------------
+
+
+def write(findings: Findings, out: Path, command: str, quick: bool) -> None:
+    """Write report.md, summary.json and figures/ into a folder; the same findings, the same bytes.
+
+    Args:
+      findings: of the study.
+      out: made if needed; files of the same names are replaced.
+      command: what made the findings, as typed.
+      quick: whether it was a quick run, which every output says.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    environment = recording.environment(jax.devices(), "highest")
+    for name, figure in findings.figures.items():
+        if quick:
+            figure.suptitle("quick run", x=0.99, ha="right", fontsize=8)
+        figures.save(figure, out / "figures" / name)
+    (out / "report.md").write_text(_report(findings, command, quick, environment))
+    summary = {
+        "command": command,
+        "quick": quick,
+        "settings": findings.settings,
+        "numbers": findings.numbers,
+        "environment": environment,
+    }
+    recording.write_json(out / "summary.json", summary)
+
+
+def terminal(findings: Findings) -> RenderableType:
+    """The findings for a rich console."""
+    return Group(
+        *(part for grid in findings.tables for part in (_terminal_table(grid), "")),
+        Markdown(findings.answer),
+    )
+
+
+def _terminal_table(grid: Grid) -> Table:
+    table = Table(title=grid.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, name in enumerate(grid.header):
+        table.add_column(name, justify="right" if i else "left", vertical="bottom")
+    for row in grid.rows:
+        table.add_row(*row)
+    return table
+
+
+def _report(findings: Findings, command: str, quick: bool, environment: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
+    revision = environment["git_revision"]
+    settings = [f"{name.replace('_', ' ')} {value}" for name, value in findings.settings.items()]
+    parts = [
+        f"# {findings.title}",
+        "**A quick run: fewer seeds than the numbers deserve.**" * quick,
+        findings.answer,
+        *(_markdown_table(grid) for grid in findings.tables),
+        *(
+            f"![{findings.captions[name]}](figures/{name}.png)\n\n{findings.captions[name]}"
+            for name in findings.figures
+        ),
+        findings.notes,
+        f"```sh\n{command}\n```",
+        f"Settings: {'; '.join(settings)}.",
+        f"Made with {versions}, on {environment['platform']}, {environment['cores']} cores"
+        + (f", revision {revision}." if revision else "."),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _markdown_table(grid: Grid) -> str:
+    lines = [grid.header, ["---", *["---:"] * (len(grid.header) - 1)], *grid.rows]
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"**{grid.title}**\n\n{table}"
