@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from experiments import startup
-from experiments.command_line import fail, help_text, parse, typed
+from experiments.command_line import disk_error, fail, help_text, parse, typed
 from experiments.config import RecordOptions, TrainConfig, resolve
 
 COMMAND = "train.py"
@@ -55,8 +56,11 @@ def main(argv: Sequence[str]) -> int:
     except console.RunFolderError as error:
         fail(COMMAND, error)
     except OSError as error:
-        fail(COMMAND, f"{error.filename}: {error.strerror}", status=1)
+        fail(COMMAND, disk_error(error), status=1)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    try:
+        sys.exit(main(sys.argv))
+    except KeyboardInterrupt:  # before the first step, or a second one
+        fail(COMMAND, "interrupted", status=128 + signal.SIGINT)

@@ -86,6 +86,11 @@ def fail(command: str, message: object, status: int = USAGE_ERROR) -> NoReturn:
     raise SystemExit(status)
 
 
+def disk_error(error: OSError) -> str:
+    """What the system refused, and of which file."""
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+
 def _settings(classes: Sequence[type]) -> list[_Setting]:
     settings = []
     for cls in classes:

@@ -24,7 +24,7 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,6 +34,7 @@ import numpy as np
 from experiments.lanes import ChunkResult, LaneName, num_cores
 from experiments.training import StepMetrics
 
+CONFIG, ENVIRONMENT = "config.json", "environment.json"
 METRICS, EVALUATION = "metrics.jsonl", "evaluation.jsonl"
 HEAD_STATISTICS = (
     "dead_row_fraction",
@@ -77,9 +78,13 @@ def locked(folder: Path) -> Generator[None]:
 
 def write_json(path: Path, content: Any) -> None:
     """Write strict JSON to path in one piece: readers see the old file or the new one."""
-    temporary = path.with_name(path.name + ".partial")
-    temporary.write_text(json.dumps(strict(content), indent=1, ensure_ascii=False) + "\n")
-    temporary.replace(path)
+    partial(path).write_text(json.dumps(strict(content), indent=1, ensure_ascii=False) + "\n")
+    partial(path).replace(path)
+
+
+def partial(path: Path) -> Path:
+    """Where a file stands until it is whole."""
+    return path.with_name(path.name + ".partial")
 
 
 def strict(content: Any) -> Any:
@@ -233,14 +238,17 @@ def digest(tree: Any) -> str:
 # Reading ---------------------------------------------------------------------------------------
 
 
-def read_json(path: Path) -> Any:
-    """A JSON file, or RunFolderError with one line that says what is wrong with it."""
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, or RunFolderError with one line that says what is wrong with its file."""
     try:
-        return json.loads(path.read_text())
+        content = json.loads(path.read_text())
+        if not isinstance(content, dict):
+            raise ValueError("not a JSON object")
     except FileNotFoundError:
         raise RunFolderError(f"{path.parent} has no {path.name}: not a run folder") from None
     except (ValueError, OSError) as error:
         raise RunFolderError(f"{path} can't be read: {error}") from None
+    return content
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -266,29 +274,30 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def cut_rows(path: Path, keep: Any, expected: int) -> None:
+def cut_rows(path: Path, keep: Callable[[int], bool], expected: int) -> None:
     """Cut a .jsonl file after its last row for which keep(step) holds, in place.
 
     Raises:
-      RunFolderError: fewer rows remain than the checkpoint vouches for.
+      RunFolderError: there are not as many rows as the checkpoint vouches for.
     """
     kept, size = 0, 0
-    with path.open("rb+") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                break
-            try:
-                step = json.loads(line)["step"]
-            except (ValueError, KeyError, TypeError):
-                break
-            if not keep(step):
-                break
-            kept, size = kept + 1, size + len(line)
-        if kept != expected:
-            raise RunFolderError(
-                f"{path}: {kept} good rows up to the checkpoint, which vouches for {expected}"
-            )
-        file.truncate(size)
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    if not (line.endswith(b"\n") and keep(json.loads(line)["step"])):
+                        break
+                except (ValueError, KeyError, TypeError):
+                    break
+                kept, size = kept + 1, size + len(line)
+    except FileNotFoundError:
+        pass  # as bad as an empty one
+    if kept != expected:
+        raise RunFolderError(
+            f"{path}: {kept} good rows up to the checkpoint, which vouches for {expected}; "
+            "only starting over with --overwrite makes them again"
+        )
+    os.truncate(path, size)
 
 
 def load_runs(paths: str | Path | Sequence[str | Path], rows: str = "metrics") -> dict[str, Any]:

@@ -28,6 +28,7 @@ from experiments.recording import RunFolderError
 from experiments.training import Evaluation, LaneProgram, LaneState, StepMetrics
 
 Watch = Callable[[ChunkResult], None]
+CHECKPOINTS = "checkpoints"  # folder in the run folder
 
 
 class TrainResult(NamedTuple):
@@ -131,11 +132,13 @@ def record(
     """
     config = resolve(config)
     folder = options.out
-    if options.resume and not folder.is_dir():
-        raise RunFolderError(f"resume: there is no run folder {folder}")
     if not options.resume:
-        _make_folder(folder, overwrite=options.overwrite)
+        _make_folder(folder)
+    elif not folder.is_dir():
+        raise RunFolderError(f"resume: there is no run folder {folder}")
     with recording.locked(folder):
+        if not options.resume:
+            _claim_folder(folder, config, overwrite=options.overwrite)
         return _record(config, options, watch, begin, say)
 
 
@@ -158,19 +161,16 @@ def _record(
         _check_resumable(folder, config)
     begin()
     program, devices = prepare(config)
-    surroundings = recording.environment(devices, config.matmul_precision)
     start, states = 0, None
     if options.resume:
-        _compare_surroundings(folder, surroundings, say)
         start, states = restore_states(folder, config, program, say)
-        _cut_rows_to(folder, config, start)
-    else:
-        (folder / recording.METRICS).touch()
-        (folder / recording.EVALUATION).touch()
-        surroundings["digests"] = starting_digests(program, config)
-        recording.write_json(folder / "environment.json", surroundings)
-    # Last, because a folder counts as a run from here on.
-    recording.write_json(folder / "config.json", config.to_json())
+        steps: Any = config.steps
+        if start > steps:
+            raise RunFolderError(f"resume: steps is {steps}, but {folder} has {start} already")
+    _note_surroundings(folder, config, program, devices, say)
+    # Before the cut, which leaves the rows of a run to config.steps.
+    recording.write_json(folder / recording.CONFIG, config.to_json())
+    _cut_rows_to(folder, config, start)
     stopped_by, done, state_list = None, start, states
     with _Signals() as signals, _Writer(folder, config, names, say) as writer:
         chunks = itertools.takewhile(lambda _: signals.received is None, _plan(config, start))
@@ -243,7 +243,8 @@ class _Writer:
             self._finish_pending()
         finally:
             self._thread.shutdown()
-            self._files.close()
+            with contextlib.suppress(OSError):  # rows that the disk refused: the error is out
+                self._files.close()
 
     def write(self, result: ChunkResult) -> None:
         """Write a chunk's rows, and a checkpoint where one is due."""
@@ -280,8 +281,7 @@ class _Writer:
     def _checkpoint(self, step: int, states: Sequence[LaneState]) -> None:
         for file in (self._metrics, self._evaluation):
             recording.sync(file)
-        folder = self._folder / "checkpoints"
-        checkpoints.save(folder, step, stack_states(states), warn=self._say)
+        checkpoints.save(self._folder / CHECKPOINTS, step, stack_states(states), warn=self._say)
 
 
 def stack_states(states: Sequence[LaneState]) -> LaneState:
@@ -294,24 +294,43 @@ def unstack_states(state: LaneState, count: int) -> list[LaneState]:
     return [jax.tree.map(lambda leaf, i=i: leaf[i], state) for i in range(count)]
 
 
-def _make_folder(folder: Path, *, overwrite: bool) -> None:
-    if folder.exists() and not overwrite:
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise RunFolderError(f"out: {folder} is, or is in, a file; give a folder") from None
+    except OSError as error:
+        raise RunFolderError(f"out: {folder} can't be made: {error.strerror}") from None
+
+
+def _claim_folder(folder: Path, config: TrainConfig, *, overwrite: bool) -> None:
+    """Make an empty folder, or one whose run may be deleted, the folder of a new run.
+
+    From the first moment on it holds a config.json, so whenever the run is killed, it can go on.
+    """
+    unfinished = recording.partial(folder / recording.CONFIG)
+    entries = [entry for entry in folder.iterdir() if entry != unfinished]
+    if entries and not (folder / recording.CONFIG).is_file():
+        name = "overwrite" if overwrite else "out"
+        raise RunFolderError(f"{name}: {folder} is not a run folder, so it is left alone")
+    if entries and not overwrite:
         raise RunFolderError(f"out: {folder} exists; give another, or --resume, or --overwrite")
-    if folder.exists():
-        if not (folder / "config.json").is_file():
-            raise RunFolderError(f"overwrite: {folder} is not a run folder, so it is left alone")
-        with recording.locked(folder):
-            shutil.rmtree(folder)
-    folder.mkdir(parents=True)
+    # A run folder until the end, so that what a kill leaves can be overwritten again.
+    for entry in sorted(entries, key=lambda entry: entry.name == recording.CONFIG):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    recording.write_json(folder / recording.CONFIG, config.to_json())
 
 
 def stored_config(folder: Path) -> TrainConfig:
     """The resolved config of a run folder."""
-    settings = recording.read_json(folder / "config.json")
+    settings = recording.read_json(folder / recording.CONFIG)
     try:
         return resolve(TrainConfig.from_json(settings))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise RunFolderError(f"{folder / 'config.json'} is damaged: {error}") from None
+    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        raise RunFolderError(f"{folder / recording.CONFIG} is damaged: {error}") from None
 
 
 def _check_resumable(folder: Path, config: TrainConfig) -> None:
@@ -325,51 +344,98 @@ def _check_resumable(folder: Path, config: TrainConfig) -> None:
         )
 
 
-def _compare_surroundings(folder: Path, now: dict[str, Any], say: Callable[[str], None]) -> None:
-    before = recording.read_json(folder / "environment.json")
-    for name in recording.BIT_SETTINGS:
-        if before.get(name) != now[name]:
-            say(
-                f"warning: {name} was {before.get(name)} and is now {now[name]}: "
-                "the run goes on, but may differ in the last bits from an uninterrupted one"
-            )
+def _note_surroundings(
+    folder: Path,
+    config: TrainConfig,
+    program: LaneProgram,
+    devices: Sequence[jax.Device],
+    say: Callable[[str], None],
+) -> None:
+    """Write environment.json, or compare it with a run that is there already."""
+    path = folder / recording.ENVIRONMENT
+    now = recording.environment(devices, config.matmul_precision)
+    if path.exists():
+        try:
+            before = recording.read_json(path)
+        except RunFolderError as error:
+            say(f"warning: {error}: it is made again, as things are now")
+        else:
+            for name in recording.BIT_SETTINGS:
+                if before.get(name) != now[name]:
+                    say(
+                        f"warning: {name} was {before.get(name)} and is now {now[name]}: the run "
+                        "goes on, but may differ in the last bits from an uninterrupted one"
+                    )
+            return
+    now["digests"] = starting_digests(program, config)
+    recording.write_json(path, now)
 
 
 def restore_states(
     folder: Path, config: TrainConfig, program: LaneProgram, say: Callable[[str], None]
 ) -> tuple[int, list[LaneState] | None]:
-    """The newest good checkpoint: its step and every lane's state; (0, None) if there is none."""
-    names = lanes.lane_names(config)
-    one = jax.eval_shape(
-        lambda lane: training.initialize(program, lane), lanes.make_lane(1.0, 1.0, 0)
-    )
-    template = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(names), *x.shape), x.dtype), one)
+    """The newest good checkpoint: its step and every lane's state; (0, None) if there is none.
+
+    For the run that holds the folder: newer checkpoints that are bad are renamed away.
+    """
+    template = _template(config, program)
     try:
-        step, stacked = checkpoints.restore_latest(folder / "checkpoints", template, warn=say)
+        step, stacked = checkpoints.restore_latest(folder / CHECKPOINTS, template, warn=say)
     except checkpoints.CheckpointNotFound:
         say(f"{folder} has no checkpoint yet: the run starts from the beginning")
         return 0, None
     except (checkpoints.CorruptCheckpoint, ValueError) as error:
         raise RunFolderError(str(error)) from None
-    return step, unstack_states(stacked, len(names))
+    return step, unstack_states(stacked, len(lanes.lane_names(config)))
+
+
+def read_states(
+    folder: Path, config: TrainConfig, program: LaneProgram, say: Callable[[str], None]
+) -> tuple[int, list[LaneState]]:
+    """The newest good checkpoint, for those who only look: no file is changed.
+
+    Raises:
+      RunFolderError: there is none, or it is that of another model.
+    """
+    template = _template(config, program)
+    for step in reversed(checkpoints.committed_steps(folder / CHECKPOINTS)):
+        try:
+            stacked = checkpoints.restore(folder / CHECKPOINTS / str(step), template)
+        except checkpoints.CorruptCheckpoint as error:
+            say(f"bad checkpoint, passed over: {error}")
+        except ValueError as error:
+            raise RunFolderError(str(error)) from None
+        else:
+            return step, unstack_states(stacked, len(lanes.lane_names(config)))
+    raise RunFolderError(f"{folder} has no good checkpoint")
+
+
+def _template(config: TrainConfig, program: LaneProgram) -> LaneState:
+    """Shapes and dtypes of all lanes' states, stacked."""
+    one = jax.eval_shape(
+        lambda lane: training.initialize(program, lane), lanes.make_lane(1.0, 1.0, 0)
+    )
+    count = len(lanes.lane_names(config))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), one)
 
 
 def _cut_rows_to(folder: Path, config: TrainConfig, step: int) -> None:
     """Leave the rows and evaluations that a run to config.steps has when it is at `step`."""
     c: Any = config
-    if step > c.steps:
-        raise RunFolderError(f"resume: steps is {c.steps}, but {folder} has {step} already")
+    metrics, evaluation = folder / recording.METRICS, folder / recording.EVALUATION
+    if step == 0:  # everything is made again
+        for path in (metrics, evaluation):
+            path.write_bytes(b"")
+        return
     lanes_count = len(lanes.lane_names(config))
     at_end = step == c.steps
     rows = -(-step // c.log_every)
     # The end of the shorter run that this one prolongs was evaluated; that of this one would not.
     evaluations = step // c.eval_every + 1 + bool(at_end and step % c.eval_every)
-    if step == 0:
-        evaluations = 0  # made again by the first chunk
-    recording.cut_rows(folder / recording.METRICS, lambda s: s < step, rows * lanes_count)
+    recording.cut_rows(metrics, lambda s: s < step, rows * lanes_count)
     recording.cut_rows(
-        folder / recording.EVALUATION,
-        lambda s: step > 0 and s <= step and (at_end or s % c.eval_every == 0),
+        evaluation,
+        lambda s: s <= step and (at_end or s % c.eval_every == 0),
         evaluations * lanes_count,
     )
 

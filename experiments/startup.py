@@ -8,6 +8,7 @@ import os
 # A warm start from the compilation cache otherwise prints some 14 KB of loader messages.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import warnings
 import zlib
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def use_compilation_cache(folder: Path) -> None:
     """Keep compiled programs in a folder, so that the next start needs no compiler.
 
     A damaged entry is deleted first: JAX would warn about it at every start, and never replace it.
-    A folder that can't be made or read is done without.
+    A folder that can't be made or read is done without, and so is an entry that can't be written.
     """
     import jax
 
@@ -33,6 +34,7 @@ def use_compilation_cache(folder: Path) -> None:
                 entry.unlink()
     except OSError:
         return
+    warnings.filterwarnings("ignore", "Error writing persistent compilation cache entry")
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
