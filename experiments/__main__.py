@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments import startup  # first: before anything can import JAX
+from experiments import plot, startup  # before anything can import JAX
 from experiments.command_line import fail, parse
 from experiments.studies import STUDIES, load
 
@@ -42,7 +42,7 @@ class Command(NamedTuple):
     run: Callable[[Sequence[str]], int]  # gets argv from the name on, returns the exit status
 
 
-COMMANDS: dict[str, Command] = {}
+COMMANDS = {"plot": Command(plot.USAGE, plot.ABOUT, plot.plot_command)}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -18,15 +18,16 @@ from matplotlib.figure import Figure
 # Okabe & Ito (2008), "Color Universal Design": distinguishable with every common colour vision.
 BLUE, VERMILLION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, YELLOW, GREY = "#E69F00", "#56B4E9", "#F0E442", "#666666"
+BLACK = "#000000"
 
-_ARM_COLOURS = {
+ARM_COLOURS = {
     "sqrt": BLUE,
     "none": VERMILLION,
     "mup": GREEN,
     "fold": SKY,
     "hot": PURPLE,
 }
-_OTHER_COLOURS = (ORANGE, GREY, YELLOW)
+_OTHER_COLOURS = (ORANGE, GREY, BLACK)  # not yellow: too light for a line
 
 _STYLE = {
     "axes.grid": True,
@@ -45,7 +46,7 @@ _STYLE = {
 
 def arm_colour(arm: str, position: int = 0) -> str:
     """The colour of an arm, the same in every figure; `position` picks one for unnamed arms."""
-    return _ARM_COLOURS.get(arm, _OTHER_COLOURS[position % len(_OTHER_COLOURS)])
+    return ARM_COLOURS.get(arm, _OTHER_COLOURS[position % len(_OTHER_COLOURS)])
 
 
 def new_figure(rows: int = 1, columns: int = 1, *, width: float = 6.0, height: float = 3.6, **kw):
@@ -68,6 +69,7 @@ def save(figure: Figure, path: Path) -> tuple[Path, Path]:
     png, svg = path.with_suffix(".png"), path.with_suffix(".svg")
     with plt.rc_context(_STYLE):
         figure.savefig(png, metadata={"Software": None})
+        figure.set_layout_engine("none")  # laid out by now; a second time would take as long again
         figure.savefig(svg, metadata={"Date": None})
     plt.close(figure)
     return png, svg
