@@ -59,17 +59,19 @@ def measure(
     """
     scales = jnp.array([score_rule(rule, key_dim).multiplier for rule in RULES])
 
-    def one(seed_key: jax.Array) -> GradientRows:
+    def one(seed_key: jax.Array) -> dict[str, jax.Array]:
         q = normal(seed_key, "query", (length, 1, key_dim))
         k = normal(seed_key, "key", (length, 1, key_dim))
         sums = np.sqrt(value_dim) * normal(seed_key, "value", (length, 1, 1))
         return jax.vmap(lambda scale: _rows(q, k, sums, scale))(scales)
 
     chunk = max(1, 1_000_000 // (length * key_dim))
-    return over_seeds(one, key, seeds, chunk)
+    return GradientRows(**over_seeds(one, key, seeds, chunk))
 
 
-def _rows(query: jax.Array, key: jax.Array, sums: jax.Array, scale: jax.Array) -> GradientRows:
+def _rows(
+    query: jax.Array, key: jax.Array, sums: jax.Array, scale: jax.Array
+) -> dict[str, jax.Array]:
     def loss(query: jax.Array, shift: jax.Array):
         # A zero bias is added to the scaled logits, so its gradient is theirs.
         attended = dot_product_attention(query, key, sums, scale=scale, bias=shift)
@@ -79,14 +81,14 @@ def _rows(query: jax.Array, key: jax.Array, sums: jax.Array, scale: jax.Array) -
     zero = jnp.zeros((1, length, length))
     (to_query, to_logits), logits = jax.grad(loss, argnums=(0, 1), has_aux=True)(query, zero)
     row = attention_statistics(logits[0])
-    return GradientRows(
-        logits_norm=jnp.linalg.norm(to_logits[0], axis=-1),
-        query_norm=jnp.linalg.norm(to_query[:, 0], axis=-1),
-        query_std=jnp.std(to_query, ddof=1),
-        jacobian_norm=row.jacobian_norm,
-        max_weight=row.max_weight,
-        entropy=row.entropy,
-    )
+    return {
+        "logits_norm": jnp.linalg.norm(to_logits[0], axis=-1),
+        "query_norm": jnp.linalg.norm(to_query[:, 0], axis=-1),
+        "query_std": jnp.std(to_query, ddof=1),
+        "jacobian_norm": row.jacobian_norm,
+        "max_weight": row.max_weight,
+        "entropy": row.entropy,
+    }
 
 
 class Ratio(NamedTuple):

@@ -48,6 +48,7 @@ class Rows(NamedTuple):
     logit_std: np.ndarray  # over the row's keys (divisor: their number)
     logit_min: np.ndarray
     logit_max: np.ndarray
+    logit_second: np.ndarray  # the second largest
 
 
 class Quantity(NamedTuple):
@@ -89,29 +90,31 @@ def measure(
       batch: independent grids per seed.
     """
 
-    def one(seed_key: jax.Array) -> Rows:
+    def one(seed_key: jax.Array) -> dict[str, jax.Array]:
         q = normal(seed_key, "query", (batch, queries, 1, key_dim))
         k = normal(seed_key, "key", (batch, keys, 1, key_dim))
         return jax.vmap(lambda scale: _rows(q, k, scale))(jnp.array(scales, jnp.float32))
 
     chunk = max(1, 4_000_000 // (batch * (keys * queries * len(scales) + keys * key_dim)))
-    return over_seeds(one, key, seeds, chunk)
+    return Rows(**over_seeds(one, key, seeds, chunk))
 
 
-def _rows(query: jax.Array, key: jax.Array, scale: jax.Array) -> Rows:
+def _rows(query: jax.Array, key: jax.Array, scale: jax.Array) -> dict[str, jax.Array]:
     logits = dot_product_attention(query, key, key[..., :1], scale=scale).logits[:, 0]
     row = attention_statistics(logits)
-    return Rows(
-        entropy=row.entropy,
-        max_weight=row.max_weight,
-        saturated=row.saturated,
-        jacobian_trace=row.jacobian_trace,
-        jacobian_norm_squared=row.jacobian_norm**2,
-        logit_mean=logits.mean(-1),
-        logit_std=row.logit_std,
-        logit_min=logits.min(-1),
-        logit_max=row.logit_max,
-    )
+    below = logits < row.logit_max[..., None]
+    return {
+        "entropy": row.entropy,
+        "max_weight": row.max_weight,
+        "saturated": row.saturated,
+        "jacobian_trace": row.jacobian_trace,
+        "jacobian_norm_squared": row.jacobian_norm**2,
+        "logit_mean": logits.mean(-1),
+        "logit_std": row.logit_std,
+        "logit_min": logits.min(-1),
+        "logit_max": row.logit_max,
+        "logit_second": jnp.max(logits, -1, where=below, initial=-jnp.inf),
+    }
 
 
 class Curve(NamedTuple):
@@ -140,7 +143,7 @@ def curve(key: jax.Array, keys: int, *, seeds: int, ratios: Sequence[float] = RA
     values = rows._asdict() | {"saturation": rows.saturated.astype(float)}
     by_seed = [values[quantity.field].mean((2, 3)) for quantity in QUANTITIES]  # [seeds, scales]
     fine = np.geomspace(std[0], std[-1], 60)
-    exact = [_exact(quantity.exact, keys, fine) for quantity in QUANTITIES]
+    exact = [exact_curve(quantity.exact, keys, KEY_DIM, std) for quantity in QUANTITIES]
     return Curve(
         keys=keys,
         std=std,
@@ -152,17 +155,20 @@ def curve(key: jax.Array, keys: int, *, seeds: int, ratios: Sequence[float] = RA
     )
 
 
-def _exact(statistic: Callable, keys: int, std: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """The expectation averaged over queries, as a function of σ = scale·√d_k.
+def exact_curve(
+    statistic: Callable, keys: int, key_dim: int, std: np.ndarray
+) -> Callable[[np.ndarray], np.ndarray]:
+    """An expectation averaged over queries, as a function of σ = scale·√d_k.
 
-    The quadratures are taken once at 80 σ and joined by a spline in ln σ.
+    The quadratures are taken once at 80 σ and joined by a spline in ln σ; std says from where to
+    where.
     """
     knots = np.geomspace(std[0] / 3, std[-1] * 2, 80)
     spline = CubicSpline(np.log(knots), statistic(keys, knots))
 
     def averaged(at: np.ndarray) -> np.ndarray:
         return theory.averaged_over_queries(
-            lambda _, s: spline(np.log(s)), keys, KEY_DIM, at / np.sqrt(KEY_DIM)
+            lambda _, s: spline(np.log(s)), keys, key_dim, at / np.sqrt(key_dim)
         )
 
     return averaged

@@ -40,7 +40,6 @@ class ScoreVariance(NamedTuple):
     key_dims: tuple[int, ...]
     variance: np.ndarray  # [D, R, seeds], dimensionless
     excess_kurtosis: np.ndarray  # [D, R, seeds]
-    slope: np.ndarray  # [R, seeds]: of ln variance against ln d_k, least squares
 
 
 def measure(
@@ -73,10 +72,14 @@ def measure(
         chunk = max(1, 4_000_000 // (pairs * key_dim))
         moments.append(over_seeds(one, jax.random.fold_in(key, key_dim), seeds, chunk))
     variance, kurtosis = (np.moveaxis(np.array(m), 1, 2) for m in zip(*moments, strict=True))
-    x = np.log(np.array(key_dims, float))
+    return ScoreVariance(tuple(key_dims), variance, kurtosis)
+
+
+def slopes(result: ScoreVariance) -> np.ndarray:
+    """Least-squares slope of ln variance against ln d_k: [R, seeds]."""
+    x = np.log(np.array(result.key_dims, float))
     x = (x - x.mean())[:, None, None]
-    slope = np.sum(x * np.log(variance), axis=0) / np.sum(x**2)
-    return ScoreVariance(tuple(key_dims), variance, kurtosis, slope)
+    return np.sum(x * np.log(result.variance), axis=0) / np.sum(x**2)
 
 
 def draw(result: ScoreVariance, pairs: int) -> Figure:
@@ -137,12 +140,12 @@ def run(request: Request) -> Findings:
         for i, d in enumerate(key_dims)
     ]
     header = ("d_k", "Var(q·k)", "its sd", "exact", "Var(q·k/√d_k)", "kurtosis − 3", "6/d_k")
-    slopes = [spread(result.slope[r]) for r in range(len(RULES))]
+    slope = [spread(values) for values in slopes(result)]
     return Findings(
         title="Variance of the scores",
         answer=(
             "With entries of unit variance, q·k has variance d_k: the slope of ln variance against "
-            f"ln d_k is {with_error(slopes[0], 4)} without scaling and {with_error(slopes[1], 2)} "
+            f"ln d_k is {with_error(slope[0], 4)} without scaling and {with_error(slope[1], 2)} "
             "with ×1/√d_k. So scores grow as √d_k, and dividing by √d_k is the one power of d_k "
             "that undoes it. The excess kurtosis is 6/d_k: from d_k ≈ 16 on, scores are nearly "
             "normal."
@@ -162,6 +165,6 @@ def run(request: Request) -> Findings:
                 for r, rule in enumerate(RULES)
             },
             "excess_kurtosis": [spread(k)._asdict() for k in result.excess_kurtosis[:, 0]],
-            "slope": {rule: slopes[r]._asdict() for r, rule in enumerate(RULES)},
+            "slope": {rule: slope[r]._asdict() for r, rule in enumerate(RULES)},
         },
     )
