@@ -106,7 +106,8 @@ def _run_studies(name: str, options: StudyOptions, command: str) -> int:
 
     startup.use_compilation_cache(startup.default_cache())
     jax.config.update("jax_default_matmul_precision", "highest")
-    out, err = Console(highlight=False), Console(stderr=True, highlight=False, soft_wrap=True)
+    out = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    err = Console(stderr=True, highlight=False, soft_wrap=True)
     names = list(STUDIES) if name == "all" else [name]
     for study in names:
         folder = options.out or STUDY_RUNS

@@ -67,6 +67,7 @@ def test_extremes_of_independent_grids(tail, sign):
     # Uniform maxima of 32 grids: P(the largest ≤ .8) = .8³².
     values = sign * np.random.default_rng(1).uniform(size=(500, 32))
     found = settle("0.8000" if sign > 0 else "-0.8000", values, tail=tail)
+    assert found.probability is not None
     assert np.log(found.probability / 2) == pytest.approx(32 * np.log(0.8), rel=0.05)
     assert settle("0.98" if sign > 0 else "-0.98", values, tail=tail).verdict == "possible"
 
@@ -75,6 +76,7 @@ def test_direction_and_contradiction():
     pairs = np.stack([np.full(30_000, 6.0), np.linspace(0.9, 1.1, 30_000)], axis=-1)
     found = settle("0.02", pairs, sides_of_one=True)
     assert (found.verdict, found.wrong_in) == ("not from this code", "direction")
+    assert found.sample is not None
     assert found.sample.median == pytest.approx(6, rel=1e-3)
     assert settle("42", pairs, sides_of_one=True).wrong_in == "size"
     assert settle("42", pairs, contradicts=True).wrong_in == "its own sums"
