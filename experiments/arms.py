@@ -142,7 +142,7 @@ def _labels(arms: Sequence[Arm]) -> list[str]:
         ", ".join(
             [
                 rule_text(arm.rule),
-                *[f"learning rate {arm.learning_rate:g}"] * rates,
+                *[f"lr {arm.learning_rate:g}"] * rates,
                 *(f"{name} {own[name]}" for name in differing if own[name] is not None),
             ]
         )

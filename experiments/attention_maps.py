@@ -7,7 +7,7 @@ an arm's first seed, with the weights it started from and those of its newest go
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,11 +18,9 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import PowerNorm
 
 from attention import transformer
-from experiments import checkpoints, figures, lanes, run, training
+from experiments import figures, lanes, run, training
 from experiments.arms import Arm
-from experiments.checkpoints import CorruptCheckpoint
-from experiments.recording import RunFolderError
-from experiments.training import Lane, LaneProgram, LaneState
+from experiments.training import Lane, LaneProgram
 
 MOST_ROWS = 48  # heads in one figure; more would be a poster
 MOST_LABELS = 32  # tokens on an axis
@@ -57,27 +55,31 @@ def attend(program: LaneProgram, lane: Lane, params: transformer.Params) -> Exam
     return Example(tokens_T, targets_T, answers_T, output.weights[:, 0])
 
 
-def read_maps(arms: Sequence[Arm]) -> list[ArmMaps]:
-    """The maps of arms, in order; an arm whose run has no good checkpoint yet is left out.
+def read_maps(arms: Sequence[Arm], say: Callable[[str], None]) -> list[ArmMaps]:
+    """The maps of arms, in order; no file is changed.
+
+    Args:
+      arms: of one run or several.
+      say: called with one line for each bad checkpoint that was passed over.
 
     Raises:
-      RunFolderError: the checkpoints are those of another model than the config's.
+      RunFolderError: a run has no good checkpoint, or those of another model.
     """
     found = []
     for folder in dict.fromkeys(arm.folder for arm in arms):
         own = [arm for arm in arms if arm.folder == folder]
-        program = training.lane_program(own[0].config)
-        names = lanes.lane_names(own[0].config)
-        for step, states in _newest_states(folder, program, len(names)):
-            for arm in own:
-                seed = int(arm.seeds[0])
-                lane = lanes.make_lane(arm.rule.multiplier, arm.learning_rate, seed)
-                trained = states[names.index((arm.rule.name, arm.learning_rate, seed))]
-                start, end = (
-                    jax.tree.map(np.asarray, attend(program, lane, state.params))
-                    for state in (training.initialize(program, lane), trained)
-                )
-                found.append(ArmMaps(arm.label, seed, (0, step), start, end))
+        config = own[0].config
+        program, names = training.lane_program(config), lanes.lane_names(config)
+        step, states = run.read_states(folder, config, program, say)
+        for arm in own:
+            seed = int(arm.seeds[0])
+            lane = lanes.make_lane(arm.rule.multiplier, arm.learning_rate, seed)
+            trained = states[names.index((arm.rule.name, arm.learning_rate, seed))]
+            start, end = (
+                jax.tree.map(np.asarray, attend(program, lane, state.params))
+                for state in (training.initialize(program, lane), trained)
+            )
+            found.append(ArmMaps(arm.label, seed, (0, step), start, end))
     return found
 
 
@@ -85,10 +87,8 @@ def draw_maps(maps: Sequence[ArmMaps], folder: Path) -> Path:
     """Draw a row of panels for each head, two columns for each arm; returns the PNG.
 
     Raises:
-      ValueError: no maps, or their examples or heads differ.
+      ValueError: their examples or heads differ.
     """
-    if not maps:
-        raise ValueError("no run has a good checkpoint")
     first = maps[0].start
     for other in maps[1:]:
         same = np.array_equal(other.start.tokens_T, first.tokens_T)
@@ -128,25 +128,6 @@ def draw_maps(maps: Sequence[ArmMaps], folder: Path) -> Path:
     bar = figure.colorbar(colours, ax=axes, label="attention weight", ticks=TICKS, shrink=0.6)
     bar.ax.tick_params(labelsize=7)
     return figures.save(figure, folder / "attention_maps")[0]
-
-
-def _newest_states(
-    folder: Path, program: LaneProgram, count: int
-) -> list[tuple[int, list[LaneState]]]:
-    """Step and states of the newest good checkpoint, if there is one. Changes no file."""
-    lane = lanes.make_lane(1.0, 1.0, 0)
-    one = jax.eval_shape(lambda lane: training.initialize(program, lane), lane)
-    template = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), one)
-    directory = folder / "checkpoints"
-    for step in reversed(checkpoints.committed_steps(directory)):
-        try:
-            state = checkpoints.restore(directory / str(step), template)
-        except CorruptCheckpoint:
-            continue  # resuming sets it aside and says so; here an older one will do
-        except ValueError as error:
-            raise RunFolderError(f"{directory}: made by another version: {error}") from None
-        return [(step, run.unstack_states(state, count))]
-    return []
 
 
 def _label_tokens(ax: Axes, example: Example) -> None:

@@ -100,34 +100,35 @@ def _caption(arms: Sequence[Arm]) -> str:
 
 
 def _draw_panel(ax: Axes, panel: Panel, arms: Sequence[Arm], lines: Sequence[Line]) -> None:
-    ends = []
+    ends, steady, crosses = [], [], []
     for arm, line in zip(arms, lines, strict=True):
         steps, lanes = _series(arm, panel)
         for lane, diverged in zip(lanes, arm.diverged_at() >= 0, strict=True):
             kept = extremes(lane)
-            ax.plot(steps[kept], lane[kept], color=line.colour, linewidth=0.6, alpha=0.4)
-            if diverged:
-                last = np.flatnonzero(np.isfinite(lane))[-1:]  # none if its first row is not finite
-                ax.plot(steps[last], lane[last], "x", color=line.colour)
+            ax.plot(steps[kept], lane[kept], color=line.colour, linewidth=0.6, alpha=0.35)
+            finite = np.flatnonzero(np.isfinite(lane))
+            if not diverged:
+                steady.append(lane[finite])
+            elif finite.size:
+                crosses.append((steps[finite[-1]], lane[finite[-1]], line.colour))
         middle_steps, middle = medians(steps, lanes)
-        ax.plot(middle_steps, middle, color=line.colour, linestyle=line.dash, linewidth=2)
+        ax.plot(middle_steps, middle, color=line.colour, linestyle=line.dash, linewidth=2, zorder=3)
         finite = middle[np.isfinite(middle)]
         ends.append(finite[-1] if finite.size else np.nan)
     length = max(max([*arm.steps[-1:], *arm.evaluation_steps[-1:]], default=1) for arm in arms)
     ax.set(title=panel.title, xlabel="step", ylabel=panel.unit, xlim=(0, max(length, 1)))
     if panel.logarithmic and np.any(np.array(ends) > 0):
         _log_axis(ax)
-    elif not panel.logarithmic:
-        ax.set_ylim(panel.bottom, _loss_top(ax, arms) if panel is LOSS else panel.top)
-    _draw_chance(ax, panel, arms)
+    values = np.concatenate([_draw_chance(ax, panel, arms), *steady])
+    if crosses and values.size:
+        # A lane on its way to infinity must not flatten the others: it leaves through the top.
+        low, high = values.min(), values.max()
+        ax.set_ylim((low / 1.5, high * 1.5) if panel.logarithmic else (low, high * 1.1))
+    if not panel.logarithmic:
+        ax.set_ylim(panel.bottom, panel.top)
+    for step, value, colour in crosses:
+        ax.plot(step, np.clip(value, *ax.get_ylim()), "x", color=colour, clip_on=False, zorder=4)
     _label(ax, arms, lines, ends)
-
-
-def _loss_top(ax: Axes, arms: Sequence[Arm]) -> float:
-    """The top of the loss axis: a lane on its way to infinity must not flatten all others."""
-    starts = np.concatenate([arm.measures["loss"][:, :1].ravel() for arm in arms])
-    highest = ax.get_ylim()[1]
-    return min(highest, 1.5 * max(starts[np.isfinite(starts)], default=highest))
 
 
 def _log_axis(ax: Axes) -> None:
@@ -185,12 +186,12 @@ def medians(
     return np.array(at), np.array(middle)
 
 
-def _draw_chance(ax: Axes, panel: Panel, arms: Sequence[Arm]) -> None:
-    """What the best guess without attention gets, if it is the same for all arms."""
+def _draw_chance(ax: Axes, panel: Panel, arms: Sequence[Arm]) -> list[float]:
+    """Draw what the best guess without attention gets, if it is the same for all arms."""
     name = {LOSS: "chance_loss", ACCURACY: "chance_accuracy"}.get(panel)
     sizes = {(a.config.task, a.config.sequence_length, a.config.vocab_size) for a in arms}
     if name is None or len(sizes) > 1:
-        return
+        return []
     [(task, length, vocab)] = sizes
     chance = getattr(make_task(task, sequence_length=length, vocab_size=vocab), name)
     ax.axhline(chance, color=figures.GREY, linewidth=1, linestyle=":", zorder=1)
@@ -204,6 +205,7 @@ def _draw_chance(ax: Axes, panel: Panel, arms: Sequence[Arm]) -> None:
         color=figures.GREY,
         fontsize=7,
     )
+    return [chance]
 
 
 def _label(ax: Axes, arms: Sequence[Arm], lines: Sequence[Line], ends: Sequence[float]) -> None:
@@ -212,16 +214,27 @@ def _label(ax: Axes, arms: Sequence[Arm], lines: Sequence[Line], ends: Sequence[
     axes_height = 2.3 * 72  # points, about
     for arm, end in zip(arms, ends, strict=True):
         diverged = int(np.sum(arm.diverged_at() >= 0))
-        text = textwrap.fill(arm.label, 22)
+        text = textwrap.fill(arm.label, 24)
         if diverged:
             text += f"\n{diverged} of {len(arm.seeds)} diverged"
         texts.append(text)
         heights.append((text.count("\n") + 1) * 1.3 * LABEL_SIZE / axes_height)
         at = ax.transLimits.transform(ax.transScale.transform((0, end)))[1]
         wanted.append(float(at) if np.isfinite(at) else 0.0)
+    sample = len({str(line.dash) for line in lines}) > 1
     for text, line, y in zip(texts, lines, apart(wanted, heights), strict=True):
+        if sample:
+            ax.plot(
+                [1.01, 1.08],
+                [y, y],
+                transform=ax.transAxes,
+                color=line.colour,
+                linestyle=line.dash,
+                linewidth=1.5,
+                clip_on=False,
+            )
         ax.text(
-            1.02,
+            1.1 if sample else 1.02,
             y,
             text,
             transform=ax.transAxes,
@@ -232,9 +245,12 @@ def _label(ax: Axes, arms: Sequence[Arm], lines: Sequence[Line], ends: Sequence[
 
 
 def apart(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
-    """Centres near the wanted ones, in their order, whose boxes of these heights don't overlap."""
+    """Centres near the wanted ones, in their order, whose boxes of these heights don't overlap.
+
+    They stay within 0 and 1 if there is room.
+    """
     order = np.argsort(wanted, kind="stable")
-    centres = np.array(wanted, float)
+    centres = np.clip(wanted, np.array(heights) / 2, 1.0)
     gaps = [(heights[a] + heights[b]) / 2 for a, b in itertools.pairwise(order)]
     for (low, high), gap in zip(itertools.pairwise(order), gaps, strict=True):
         centres[high] = max(centres[high], centres[low] + gap)

@@ -77,7 +77,7 @@ def draw_figures(arms: Sequence[Arm], folder: Path, say: Callable[[str], None]) 
     Args:
       arms: of one run or several.
       folder: where to; made if need be.
-      say: called with one line if there are no attention maps, and why.
+      say: called with one line for each thing that is wrong: no attention maps, and why.
 
     Returns:
       The PNGs; beside each is its SVG.
@@ -87,7 +87,7 @@ def draw_figures(arms: Sequence[Arm], folder: Path, say: Callable[[str], None]) 
 
     drawn = [curves.draw_curves(arms, folder)]
     try:
-        drawn.append(attention_maps.draw_maps(attention_maps.read_maps(arms), folder))
+        drawn.append(attention_maps.draw_maps(attention_maps.read_maps(arms, say), folder))
     except (ValueError, RunFolderError) as error:
         say(f"no attention maps: {error}")
     return drawn

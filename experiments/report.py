@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from experiments import recording
 from experiments.arms import read_arms
@@ -77,9 +78,9 @@ def terminal_tables(summary: Summary) -> RenderableType:
         for i, name in enumerate(grid.header):
             table.add_column(name, justify="right" if i else "left", vertical="bottom")
         for row in grid.rows:
-            table.add_row(*row)
+            table.add_row(*map(Text, row))  # not markup: a folder may have brackets in its name
         parts += [table, ""]
-    return Group(*parts, *notes(summary))
+    return Group(*parts, *map(Text, notes(summary)))
 
 
 def report(summary: Summary, figures: Sequence[str] = ()) -> str:
@@ -192,7 +193,7 @@ def _attention(summary: Summary) -> Grid:
             values = [
                 _number(arm[name][column], "{:.1f}", 100)
                 if title.endswith("%")
-                else _number(arm[name][column], "{:.3g}")
+                else _number(arm[name][column], "{:#.3g}")
                 for column, title in columns.items()
             ]
             rows.append((arm["label"] if name == "start" else "", when, *values))
@@ -253,7 +254,10 @@ def _time(times: dict[str, Any], watched: int) -> str:
 
 
 def _number(value: float | None, form: str, unit: float = 1) -> str:
-    return form.format(unit * value) if value is not None and math.isfinite(value) else NOTHING
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    text = form.format(unit * value).removesuffix(".")
+    return text if float(text) else form.format(0.0)  # no minus before a zero
 
 
 def _markdown(grid: Grid) -> str:

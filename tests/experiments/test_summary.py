@@ -124,8 +124,7 @@ def test_a_difference_of_censored_times_is_shown_as_a_bound(make_run):
 def test_learning_rates_are_paired_rate_by_rate(make_run):
     folder = make_run(learning_rate=(0.1, 0.2), num_seeds=2)
     assert [(c["arm"], c["against"]) for c in summarize(folder)["comparisons"]] == [
-        (f"none ×1, learning rate {rate}", f"sqrt ×1/√d_k, learning rate {rate}")
-        for rate in (0.1, 0.2)
+        (f"none ×1, lr {rate}", f"sqrt ×1/√d_k, lr {rate}") for rate in (0.1, 0.2)
     ]
 
 
@@ -252,8 +251,9 @@ def test_labels_say_what_differs(make_run):
     b = make_run("b", scale=("sqrt",), d_k=16, steps=20, eval_every=5)
     c = make_run("c", scale=("sqrt",), d_model=128)
     d = make_run("d", scale=("none",))
-    again = make_run("again", scale=("sqrt",))
+    again = make_run("[red]", scale=("sqrt",))
     assert labels(a, d) == ["sqrt ×1/√d_k", "none ×1"]
     assert labels(a, b) == ["sqrt ×1/√d_k, d_k 64", "sqrt ×1/√d_k, d_k 16"]
     assert labels(a, c) == ["sqrt ×1/√d_k, d_model 64", "sqrt ×1/√d_k, d_model 128"]
-    assert labels(a, again) == ["sqrt ×1/√d_k (a)", "sqrt ×1/√d_k (again)"]
+    assert labels(a, again) == ["sqrt ×1/√d_k (a)", "sqrt ×1/√d_k ([red])"]
+    assert "([red])" in on_terminal(summarize_arms(read_arms([a, again])))
