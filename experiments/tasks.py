@@ -78,7 +78,7 @@ def make_task(
       sequence_length: T; default 16.
       vocab_size: V, the number of symbols; default 16.
       num_pairs: P, the key-value pairs of `recall` (no other task has any);
-        default min(max(⌊T/4⌋, 2), ⌊V/2⌋).
+        default min(max(⌊T/4⌋, 2), V).
 
     Raises:
       ValueError: an unknown name (lists the choices and the nearest one), a size that is not an
@@ -145,22 +145,21 @@ def sort(length: int, vocab: int) -> Task:
 def recall(length: int, vocab: int, num_pairs: int | None = None) -> Task:
     """Build the task: look up the values of keys shown before (multi-query associative recall)."""
     _check("recall", "sequence_length", length, at_least=5)
-    _check("recall", "vocab_size", vocab, at_least=4)
-    num_keys = vocab // 2
-    pairs = min(max(length // 4, 2), num_keys) if num_pairs is None else num_pairs
+    _check("recall", "vocab_size", vocab, at_least=2)
+    pairs = min(max(length // 4, 2), vocab) if num_pairs is None else num_pairs
     size = f" with sequence_length {length} and vocab_size {vocab}"
-    most = min(num_keys, (length - 1) // 2)
+    most = min(vocab, (length - 1) // 2)
     _check("recall", "num_pairs", pairs, at_least=2, at_most=most, size=size)
 
     def sample(key: jax.Array, batch_size: int) -> Batch:
-        bits = random.bits(key, (batch_size, vocab + length - 2 * pairs))
-        keys_BP = _distinct_symbols(bits[:, :num_keys], pairs)
-        values_BP = _distinct_symbols(bits[:, num_keys:vocab], pairs)
+        for_keys, for_values, for_queries = random.split(key, 3)
+        keys_BP = _distinct_symbols(for_keys, batch_size, pairs, vocab)
+        values_BP = _distinct_symbols(for_values, batch_size, pairs, vocab)
         # With replacement: from a permutation of the pairs, late answers are left by elimination.
-        asked_BQ = _uniform(bits[:, vocab:], pairs)
-        pairs_BP2 = jnp.stack([keys_BP, num_keys + values_BP], axis=-1)
+        asked_BQ = random.randint(for_queries, (batch_size, length - 2 * pairs), 0, pairs)
+        context_BPP = jnp.stack([keys_BP, vocab + values_BP], axis=-1)
         return _queries_count(
-            context=pairs_BP2.reshape(batch_size, 2 * pairs),
+            context=context_BPP.reshape(batch_size, 2 * pairs),
             queries=jnp.take_along_axis(keys_BP, asked_BQ, axis=1),
             answers=jnp.take_along_axis(values_BP, asked_BQ, axis=1),
         )
@@ -170,10 +169,9 @@ def recall(length: int, vocab: int, num_pairs: int | None = None) -> Task:
         summary="look up the values of keys shown before (multi-query associative recall)",
         definition=(
             f"{pairs} pairs of a key and its value, then {length - 2 * pairs} queries: keys drawn "
-            f"from the pairs uniformly, with replacement. The keys are distinct, of {num_keys} key "
-            f"symbols; the values are distinct, of {vocab - num_keys} value symbols. A query "
-            "outputs the value of its key. Only queries count. Chance knows which values were "
-            "shown, not whose."
+            f"from the pairs uniformly, with replacement. The keys are distinct, of {vocab} key "
+            f"symbols; the values are distinct, of {vocab} value symbols. A query outputs the "
+            "value of its key. Only queries count. Chance knows which values were shown, not whose."
         ),
         source=(
             "Arora et al. 2023, Zoology: Measuring and Improving Recall in Efficient Language "
@@ -183,8 +181,8 @@ def recall(length: int, vocab: int, num_pairs: int | None = None) -> Task:
         causal=True,
         sequence_length=length,
         vocab_size=vocab,
-        num_tokens=vocab,
-        num_outputs=vocab - num_keys,
+        num_tokens=2 * vocab,
+        num_outputs=vocab,
         sample=sample,
         chance_loss=math.log(pairs),
         chance_accuracy=1 / pairs,
@@ -238,9 +236,9 @@ def induction(length: int, vocab: int) -> Task:
     context = min(max(length // 2, 3), vocab)
 
     def sample(key: jax.Array, batch_size: int) -> Batch:
-        bits = random.bits(key, (batch_size, vocab + length - context))
-        context_BC = _distinct_symbols(bits[:, :vocab], context)
-        asked_BQ = _uniform(bits[:, vocab:], context - 1)
+        for_context, for_queries = random.split(key)
+        context_BC = _distinct_symbols(for_context, batch_size, context, vocab)
+        asked_BQ = random.randint(for_queries, (batch_size, length - context), 0, context - 1)
         return _queries_count(
             context=context_BC,
             queries=jnp.take_along_axis(context_BC, asked_BQ, axis=1),
@@ -407,27 +405,19 @@ def _check(
 
 
 def _uniform_tokens(key: jax.Array, batch_size: int, length: int, vocab: int) -> jax.Array:
-    return _uniform(random.bits(key, (batch_size, length)), vocab)
+    return random.randint(key, (batch_size, length), 0, vocab)
 
 
-def _uniform(bits: jax.Array, choices: int) -> jax.Array:
-    """Reduce 32 random bits to an int32 in [0, choices), uniform to within choices / 2³².
+def _distinct_symbols(key: jax.Array, batch_size: int, count: int, vocab: int) -> jax.Array:
+    """Draw `count` distinct symbols per row in random order: int32 [batch_size, count].
 
-    jax.random.randint draws twice as many bits, and takes twice as long to run and to compile.
+    The rank of one of V random numbers among all of them is uniform, and two never share one. On
+    CPU this takes a tenth of the time of jax.random.permutation.
     """
-    return (bits % choices).astype(jnp.int32)
-
-
-def _distinct_symbols(bits_BV: jax.Array, count: int) -> jax.Array:
-    """Turn 32 random bits per symbol into `count` distinct symbols per row, in random order.
-
-    The rank of one of V random numbers among all of them is uniform, and no two share one. On CPU
-    this takes a tenth of the time of jax.random.permutation.
-    """
-    vocab = bits_BV.shape[1]
     index_bits = (vocab - 1).bit_length()
+    random_BV = random.bits(key, (batch_size, vocab), jnp.uint32)
     # The symbol's own index in the low bits makes ties impossible.
-    unique_BV = bits_BV >> index_bits << index_bits | jnp.arange(vocab, dtype=jnp.uint32)[None]
+    unique_BV = random_BV >> index_bits << index_bits | jnp.arange(vocab, dtype=jnp.uint32)[None]
     smaller_BPV = unique_BV[:, None, :] < unique_BV[:, :count, None]
     return jnp.sum(smaller_BPV, axis=-1, dtype=jnp.int32)
 
