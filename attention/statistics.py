@@ -248,16 +248,18 @@ def head_means(statistics: AttentionStatistics) -> HeadStatistics:
         values = jnp.where(counted, values.astype(rows.dtype), 0)
         return jnp.sum(values, axis=axes) / jnp.sum(counted, axis=axes, dtype=rows.dtype)
 
+    def fraction(holds: jax.Array, of: jax.Array) -> jax.Array:
+        return mean(jnp.where(jnp.isnan(of), jnp.nan, holds.astype(rows.dtype)))  # NaN is not False
+
     norm = statistics.jacobian_norm
-    dead = jnp.where(jnp.isnan(norm), jnp.nan, norm < DEAD_BELOW)  # unknown is not alive
     largest = jnp.max(statistics.logit_max, axis=axes, initial=-jnp.inf, where=seen)
     return HeadStatistics(
         entropy=mean(rows),
         normalized_entropy=mean(statistics.normalized_entropy, statistics.visible_keys > 1),
         max_weight=mean(statistics.max_weight),
-        saturation=mean(statistics.saturated),
+        saturation=fraction(statistics.saturated, statistics.max_weight),
         jacobian_trace=mean(statistics.jacobian_trace),
-        dead_row_fraction=mean(dead),
+        dead_row_fraction=fraction(norm < DEAD_BELOW, norm),
         logit_std=mean(statistics.logit_std),
         logit_max=jnp.where(jnp.any(seen, axis=axes), largest, jnp.nan),
     )

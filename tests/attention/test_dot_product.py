@@ -442,6 +442,19 @@ def test_causal_aligns_the_last_query_with_the_last_key(T, expected):
     np.testing.assert_allclose(output.values[:, 0, 0], expected, rtol=1e-6)
 
 
+def test_causal_queries_before_the_first_key_have_no_effect():
+    def loss(query, key):
+        return jnp.sum(dot_product_attention(query, key, key, causal=True).values)
+
+    key = jnp.array([1.0, 2.0]).reshape(2, 1, 1)
+    query = jnp.array([jnp.nan, jnp.nan, 1.0, 1.0]).reshape(4, 1, 1)
+    gradients = jax.jit(jax.grad(loss, (0, 1)))(query, key)
+    expected = jax.jit(jax.grad(loss, (0, 1)))(query[2:], key)
+    np.testing.assert_array_equal(gradients[0][:2], np.zeros((2, 1, 1)))
+    np.testing.assert_allclose(gradients[0][2:], expected[0], rtol=1e-6)
+    np.testing.assert_allclose(gradients[1], expected[1], rtol=1e-6)
+
+
 @pytest.mark.parametrize(("T", "S"), [(1, 4), (3, 4), (4, 4), (4, 2)])
 def test_causal_visibility(T, S):
     visible = visibility(T, S, 3, causal=True)
