@@ -7,22 +7,30 @@ lanes runs only those that are missing: studies resume where they stopped and sh
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from experiments import comparison, lanes, recording, training
 from experiments.config import TrainConfig, resolve
 from experiments.lanes import ChunkResult
-from experiments.recording import RunFolderError
 from experiments.training import Lane
 
 LANES_AT_ONCE = 12  # a file is saved after so many lanes: what an interruption can cost
@@ -39,6 +47,28 @@ ROW_STATISTICS = (
 
 def ignore(steps: int) -> None:
     """Watch nothing."""
+
+
+@contextlib.contextmanager
+def progress(total: int) -> Generator[Callable[[int], None]]:
+    """A bar on the error output with the time left; gives what counts the model-steps done."""
+    bar = Progress(
+        TextColumn("model-steps"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+    with bar:
+        task = bar.add_task("", total=total)
+
+        def watch(steps: int) -> None:
+            bar.advance(task, steps)
+            done = bar.tasks[task].completed
+            if done > (bar.tasks[task].total or 0):  # a grid was extended
+                bar.update(task, total=done)
+
+        yield watch
 
 
 class CellArm(NamedTuple):
@@ -167,7 +197,7 @@ def run_cell(
 
     Raises:
       LookupError: watch is None, and the file lacks lanes.
-      RunFolderError: the file was made with other settings, or is damaged.
+      ValueError: the file was made with other settings, or is damaged.
     """
     settings = _settings(cell, arms)
     runs, about = load_cell(path)
@@ -281,8 +311,9 @@ def _settings(cell: Cell, arms: dict[str, CellArm]) -> dict[str, Any]:
 def _check_settings(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     for name, value in now.items():
         if name in before and before[name] != value:
-            raise RunFolderError(
-                f"{path} was run with {name} {before[name]}, now it is {value}: give another --out"
+            raise ValueError(
+                f"out: {path} was run with {name} {before[name]}, now it is {value}; "
+                "give another folder"
             )
 
 
@@ -303,13 +334,13 @@ def load_cell(path: Path) -> tuple[CellRuns | None, dict[str, Any]]:
       `environments`, those that they were run in.
 
     Raises:
-      RunFolderError: a damaged file; one line.
+      ValueError: a damaged file; one line.
     """
     try:
-        with np.load(path) as file:
+        with path.open("rb") as opened, np.load(opened) as file:
             about = json.loads(str(file["about"]))
             return CellRuns(**{name: file[name] for name in CellRuns._fields}), about
     except FileNotFoundError:
         return None, {"settings": {}, "environments": []}
     except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise RunFolderError(f"{path} is damaged, delete it: {error}") from None
+        raise ValueError(f"out: {path} is damaged, delete it: {error}") from None

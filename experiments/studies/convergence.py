@@ -32,10 +32,11 @@ changes.
 
 from __future__ import annotations
 
+import csv
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.cells import (
     ARMS,
@@ -48,11 +49,15 @@ from experiments.cells import (
     ignore,
     load_cell,
     make_cell,
+    progress,
     run_cell,
 )
 from experiments.config import TrainConfig
-from experiments.studies.learning_rate import GRIDS, TUNING_SEEDS, tune
-from experiments.studies.outcomes import CellResult
+from experiments.studies.common import Findings, Request
+from experiments.studies.convergence_figures import Plane
+from experiments.studies.convergence_report import report
+from experiments.studies.outcomes import CellResult, choices, outcome
+from experiments.studies.tuning import GRIDS, TUNING_SEEDS, tune
 
 COMMON_RATE = {"adam": 1e-3, "adamw": 1e-3, "sgd": 0.1}
 STEPS = {"recall": 1000, "sort": 4000, "histogram": 3000}  # long enough for the slow arm
@@ -163,7 +168,7 @@ def run_protocol_cell(cell: Cell, plan: Protocol, out: Path, watch: Watch = igno
 
 
 def stored_results(plan: Protocol, out: Path) -> list[CellResult]:
-    """What the folder has of the protocol's cells: those with `sqrt` and another arm."""
+    """What the folder has of the protocol's cells: those with `sqrt` and another arm, sorted."""
     results = []
     for cell in plan.cells:
         runs, _ = load_cell(cell_path(out, cell))
@@ -174,7 +179,11 @@ def stored_results(plan: Protocol, out: Path) -> list[CellResult]:
         )
         if arms[:1] == ("sqrt",) and len(arms) > 1:
             results.append(run_protocol_cell(cell._replace(arms=arms), plan, out, watch=None))
-    return results
+    tasks = list(STEPS)
+    return sorted(
+        results,
+        key=lambda r: (r.cell.config.optimizer, tasks.index(r.cell.config.task), r.cell.config.d_k),
+    )
 
 
 def run_plane(cell: Cell, plan: Protocol, out: Path, watch: Watch = ignore) -> CellRuns:
@@ -182,4 +191,115 @@ def run_plane(cell: Cell, plan: Protocol, out: Path, watch: Watch = ignore) -> C
     rate = COMMON_RATE[cell.config.optimizer]
     points = itertools.product(plan.plane_powers, plan.plane_powers, range(plan.plane_seeds))
     keys = [LaneKey(plane_arm(init, speed), rate, seed) for init, speed, seed in points]
-    return run_cell(cell, keys, cell_path(out, cell), arms=ARMS | PLANE, watch=watch)
+    path = cell_path(out, cell).with_stem(f"{cell.name}-plane")
+    return run_cell(cell, keys, path, arms=PLANE, watch=watch)
+
+
+def run(request: Request) -> Findings:
+    """Run the protocol, or the cells of it that are asked for, and report all that has been run."""
+    plan = protocol(quick=request.quick, seeds=request.seeds)
+    wanted = choose_cells(plan.cells, request.cells)
+    with progress(_model_steps(plan, wanted)) as watch:
+        for cell in wanted:
+            run_protocol_cell(cell, plan, request.out, watch)
+            if cell.name == PLANE_CELL:
+                run_plane(cell, plan, request.out, watch)
+    results = stored_results(plan, request.out)
+    if not results:
+        raise ValueError(f"cells: none of them is finished in {request.out}")
+    write_csv(request.out / "results.csv", results, quick=request.quick)
+    done = [result.cell.name for result in results]
+    not_run = [cell.name for cell in plan.cells if cell.name not in done]
+    return report(results, not_run, _stored_plane(plan, request.out), request.quick)
+
+
+def _stored_plane(plan: Protocol, out: Path) -> Plane | None:
+    cell = next(cell for cell in plan.cells if cell.name == PLANE_CELL)
+    try:
+        runs = run_plane(cell, plan, out, watch=None)
+    except LookupError:
+        return None
+    return Plane(runs, plan.plane_powers, PLANE_POINTS)
+
+
+CSV_HEADER = (
+    "cell",
+    "budget",
+    "rate",
+    "arm",
+    "learning_rate",
+    "seed",
+    "steps_to_90",
+    "final_accuracy",
+    "final_loss",
+    "loss_area",
+    "normalized_entropy_at_end",
+    "dead_rows_at_start",
+    "spikes_per_1000_steps",
+    "diverged_at",
+)
+
+
+def write_csv(path: Path, results: Sequence[CellResult], *, quick: bool) -> None:
+    """One line a test lane; steps_to_90 is empty where it never got there.
+
+    A quick run's file says so in its first line.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        if quick:
+            file.write("# a quick run\n")
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(CSV_HEADER)
+        for result in results:
+            for choice, arms in choices(result).items():
+                for arm, runs in arms.items():
+                    own = outcome(runs)
+                    for i, seed in enumerate(runs.seed):
+                        numbers = (
+                            own.accuracy,
+                            own.loss,
+                            own.loss_area,
+                            own.entropy,
+                            own.dead_rows,
+                            own.spikes,
+                        )
+                        time = int(own.times.time[i]) if own.times.reached[i] else ""
+                        writer.writerow(
+                            (
+                                result.cell.name,
+                                result.cell.config.steps,
+                                choice,
+                                arm,
+                                own.learning_rate,
+                                seed,
+                                time,
+                                *(f"{values[i]:.6g}" for values in numbers),
+                                runs.diverged_at[i],
+                            )
+                        )
+
+
+def choose_cells(cells: Sequence[Cell], names: Sequence[str]) -> list[Cell]:
+    """The cells of these names, all of them where none is named.
+
+    Raises:
+      ValueError: an unknown name; lists the choices.
+    """
+    known = {cell.name: cell for cell in cells}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"cells: unknown {name!r}; choose from {', '.join(known)}")
+    return [known[name] for name in names or known]
+
+
+def _model_steps(plan: Protocol, cells: Sequence[Cell]) -> int:
+    total = 0
+    for cell in cells:
+        steps: Any = cell.config.steps
+        grid = plan.grids[cell.config.optimizer]
+        lanes = len(cell.arms) * (2 * plan.seeds + len(grid) * len(plan.tuning_seeds))
+        if cell.name == PLANE_CELL:
+            lanes += len(plan.plane_powers) ** 2 * plan.plane_seeds
+        total += steps * lanes
+    return total

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator, ScalarFormatter
+from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 from numpy.typing import NDArray
 
 from experiments import attention_maps, comparison, tasks, training
 from experiments.cells import ARMS, Cell, CellRuns
 from experiments.figures import GREY, arm_colour, new_figure
-from experiments.studies.learning_rate import Tuning
 from experiments.studies.outcomes import (
     THRESHOLD,
     TIME_MARGIN,
@@ -24,6 +23,7 @@ from experiments.studies.outcomes import (
     choices,
     outcome,
 )
+from experiments.studies.tuning import Tuning
 
 MARKERS = {"recall": "o", "sort": "s", "histogram": "^"}
 LABELS = {
@@ -58,7 +58,7 @@ def paired_figure(results: Sequence[CellResult], found: Sequence[Comparison]) ->
     """Steps to the threshold, a line a seed across the arms; one row a choice of rate."""
     shown = list(results)
     rows = [c for c in ("common", "own") if any(c in choices(r) for r in shown)]
-    figure, axes = new_figure(len(rows), len(shown), width=3.6, height=3.3)
+    figure, axes = new_figure(len(rows), len(shown), width=4.4, height=3.3)
     for (row, choice), result in _grid(rows, shown):
         ax = axes[row, shown.index(result)]
         arms = choices(result).get(choice)
@@ -171,6 +171,7 @@ def trajectory_figure(results: Sequence[CellResult]) -> Figure:
         entropy_ax.set_ylabel("entropy (nats)")
         entropy_ax.set_ylim(bottom=0)
         logit_ax.set(yscale="log", xlabel="steps", ylabel="largest logit")
+        _plain_log(logit_ax)
     _legend_below(figure, axes, len(results))
     return figure
 
@@ -206,23 +207,27 @@ def entropy_floor(std: NDArray, visible_keys: Sequence[int]) -> NDArray[np.float
     return np.max(slopes * np.asarray(std, float)[..., None] - conjugate, axis=-1)
 
 
-def plane_figure(
-    runs: CellRuns,
-    powers: Sequence[float],
-    budget: int,
-    points: Mapping[str, tuple[float, float]],
-) -> Figure:
+class Plane(NamedTuple):
+    """Lanes around one cell: initial scale × learning rate of W_q and W_k × seed."""
+
+    runs: CellRuns  # [P · P · S], in this order
+    powers: tuple[float, ...]  # of d_k, the same P on both axes
+    points: Mapping[str, tuple[float, float]]  # where each arm lies
+
+
+def plane_figure(plane: Plane) -> Figure:
     """Heat map of mean steps to the threshold over initial scale and learning rate of W_q, W_k."""
     figure, axes = new_figure(width=5.6, height=4.4)
     ax = axes[0, 0]
-    times = outcome(runs).times
+    powers, budget = plane.powers, plane.runs.steps[-1]
+    times = outcome(plane.runs).times
     shape = (len(powers), len(powers), -1)  # initial scale, learning rate, seeds
     steps, reached = times.time.reshape(shape), times.reached.reshape(shape)
     mean = steps.mean(axis=-1).T
     ax.grid(False)
     image = ax.imshow(mean, origin="lower", cmap="viridis_r", aspect="auto")
     figure.colorbar(image, ax=ax, label=f"steps to 90 %, cut at {budget} (mean of seeds)")
-    names = {point: name for name, point in points.items() if set(point) <= set(powers)}
+    names = {point: name for name, point in plane.points.items() if set(point) <= set(powers)}
     for row, rate in enumerate(powers):
         for column, init in enumerate(powers):
             short = np.count_nonzero(~reached[column, row])
@@ -268,8 +273,9 @@ def dead_row_figure(results: Sequence[CellResult]) -> Figure:
                 color=arm_colour(arm),
                 mfc="none" if never else None,
             )
+            down = -9 if arm == "hot" else 3  # it lies near none
             ax.annotate(
-                f"{arm} {config.d_k}", (x, y), (6, 3), textcoords="offset points", fontsize=7
+                f"{arm} {config.d_k}", (x, y), (6, down), textcoords="offset points", fontsize=7
             )
     ax.axhline(1, color=arm_colour("sqrt"), lw=1)
     ax.set(
@@ -277,7 +283,7 @@ def dead_row_figure(results: Sequence[CellResult]) -> Figure:
         xlabel="dead rows before training (fraction, mean over seeds)",
         ylabel="steps to 90 %, over sqrt's",
     )
-    ax.yaxis.set_major_formatter(ScalarFormatter())
+    _plain_log(ax)
     return figure
 
 
@@ -288,9 +294,11 @@ def readme_figure(results: Sequence[CellResult], map_cell: Cell) -> Figure:
     shown = sorted(results, key=lambda result: result.cell.config.d_k)
     budget: Any = shown[0].cell.config.steps
     fastest = np.inf
-    for place, arm in enumerate(shown[0].common):
+    for place, arm in enumerate(ARMS):
         centres, medians = [], []
         for result in shown:
+            if arm not in result.common:
+                continue
             times = _drawn_times(result.common[arm], budget)
             d_k = result.cell.config.d_k * 1.12 ** (place - 1.5)
             spread = 1.05 ** np.linspace(-0.5, 0.5, len(times))
@@ -298,20 +306,29 @@ def readme_figure(results: Sequence[CellResult], map_cell: Cell) -> Figure:
             centres.append(d_k)
             medians.append(np.median(times))
             fastest = min(fastest, times.min())
-        ax.plot(centres, medians, color=arm_colour(arm), lw=1.2, label=LABELS[arm])
+        if centres:
+            ax.plot(centres, medians, color=arm_colour(arm), lw=1.2, label=LABELS[arm])
     _never_line(ax, budget, fastest)
     _d_k_axis(ax, [result.cell.config.d_k for result in shown])
     ax.set_ylabel("steps to 90 % held-out accuracy")
-    ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(0.0, 0.62))
-    ax.set_title("recall, 2 layers: same weights, same data", fontsize=10)
+    ax.legend(fontsize=8, loc="lower left")
+    config, seeds = shown[0].cell.config, len(shown[0].common["sqrt"].seed)
+    rate = outcome(shown[0].common["sqrt"]).learning_rate
+    ax.set_title(
+        f"{config.task}, {config.num_layers} layers, {config.optimizer} at {rate:g}, {seeds} seeds",
+        fontsize=10,
+    )
     program = training.lane_program(map_cell.config)
     for ax, arm in zip(axes[0, 1:], ("sqrt", "none"), strict=True):
         lane = ARMS[arm].lane(map_cell.config.d_k, 1e-3, 0)
         params = training.initialize(program, lane).params
         example = jax.tree.map(np.asarray, attention_maps.attend(program, lane, params))
         ax.grid(False)
-        ax.imshow(example.weights_LHTS[0, 0], cmap="magma_r", vmin=0, vmax=1)
-        ax.set_title(f"{LABELS[arm]}, step 0", fontsize=10)
+        weights_TS = example.weights_LHTS[0, 0]
+        if program.model.causal:  # what no query may see is left white
+            weights_TS = np.where(np.tri(len(weights_TS), dtype=bool), weights_TS, np.nan)
+        ax.imshow(weights_TS, cmap="magma_r", vmin=0, vmax=1)
+        ax.set_title(f"{LABELS[arm]}, before training", fontsize=10)
         ax.set_xlabel("key position")
         ax.set_ylabel("query position")
     figure.colorbar(axes[0, 1].images[0], ax=axes[0, 1:], label="attention weight", shrink=0.7)
@@ -336,6 +353,13 @@ def _never_line(ax: Axes, budget: int, fastest: float) -> None:
     ax.set_yticks([*ticks, _never(budget)], [*map(str, ticks), f"never\n({budget})"])
     ax.yaxis.set_minor_locator(NullLocator())
     ax.set_ylim(fastest / 1.3, 1.2 * _never(budget))
+
+
+def _plain_log(ax: Axes) -> None:
+    """Plain numbers on a logarithmic axis."""
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter(ScalarFormatter())
+    ax.yaxis.set_minor_locator(NullLocator())
 
 
 def _d_k_axis(ax: Axes, values: Sequence[int]) -> None:
@@ -381,4 +405,6 @@ def _legend_below(figure: Figure, axes: NDArray, used: int) -> None:
     for ax in axes.flat:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=3, fontsize=8)
+    figure.legend(
+        handles.values(), handles, loc="outside lower center", ncols=min(2, used), fontsize=8
+    )

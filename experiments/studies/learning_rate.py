@@ -1,106 +1,64 @@
 """How the learning rate decides: held-out loss against it, for every arm, seed by seed.
 
-Every arm of a cell gets the same grid of learning rates, the same budget and the same tuning seeds.
-What ranks the rates is the loss area: the mean over the budget of min(ℓ, ℓ₀), ℓ the held-out loss
-and ℓ₀ its value before training; it rewards speed and a good end alike, and tells rates apart
-where none of them reaches the threshold. The grid steps by half a decade and is extended, for all
-arms alike, until each arm's best rate has a neighbour on both sides.
+The cells are those of `convergence`, which begins with the same tuning (`tuning.py` has its rules)
+and finds it done in the same folder. Beside each arm's best rate stands what a wrong one costs:
+the sensitivity E_η[min(ℓ(η), ℓ₀) - ℓ*] of Wortsman et al. 2023 over the grid, with the best final
+loss ℓ*, without which it says nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import NamedTuple
-
 import numpy as np
-from numpy.typing import NDArray
 
-from experiments import comparison
-from experiments.cells import ARMS, Cell, CellArm, CellRuns, LaneKey, Watch, ignore, run_cell
-
-# Half-decades n of the learning rate 10^(n/2), before the grid is extended.
-GRIDS = {"adam": range(-8, -3), "adamw": range(-8, -3), "sgd": range(-4, 1)}
-EXTENSION = 2  # most half-decades that a grid is extended by, on either side
-TUNING_SEEDS = (1000, 1001)  # the test seeds start at 0
+from experiments.cells import cell_path, progress
+from experiments.studies.common import Findings, Request, number
+from experiments.studies.convergence import choose_cells, protocol
+from experiments.studies.convergence_figures import learning_rate_figure
+from experiments.studies.convergence_report import CAPTIONS, tuning_table
+from experiments.studies.tuning import TUNING_SEEDS, tune
 
 
-class Tuning(NamedTuple):
-    """A tuned cell: A arms, R rates, S seeds."""
-
-    arms: tuple[str, ...]
-    rates: tuple[float, ...]
-    seeds: tuple[int, ...]
-    area: NDArray[np.float64]  # [A, R, S]: loss area, nats
-    loss: NDArray[np.float64]  # [A, R, S]: held-out loss at the end of the budget, nats
-    initial_loss: NDArray[np.float64]  # [A, S], nats
-    best: dict[str, float]  # each arm's best rate
-    interior: dict[str, bool]  # whether it has a neighbour on both sides
-
-
-def rate(half_decade: int) -> float:
-    """10^(n/2), to three digits so that it reads as it is used."""
-    return float(f"{10 ** (half_decade / 2):.3g}")
-
-
-def tune(
-    cell: Cell,
-    path: Path,
-    *,
-    seeds: Sequence[int] = TUNING_SEEDS,
-    grid: range | None = None,
-    arms: dict[str, CellArm] = ARMS,
-    watch: Watch = ignore,
-) -> Tuning:
-    """Run the grid of a cell, extending it until every arm's best rate is interior.
-
-    Args:
-      cell: its arms are tuned.
-      path: the cell's file.
-      seeds: the tuning seeds.
-      grid: half-decades to begin with; default: the optimizer's.
-      arms: the table of arms.
-      watch: as of `run_cell`.
-    """
-    first = GRIDS[cell.config.optimizer] if grid is None else grid
-    low, high = first.start, first.stop
-    done = 0
-
-    def only_new(steps: int) -> None:  # lanes of an earlier round are found in the file again
-        nonlocal done
-        fresh, done = max(steps - done, 0), max(done - steps, 0)
-        if watch:
-            watch(fresh)
-
-    while True:
-        rates = tuple(map(rate, range(low, high)))
-        keys = [LaneKey(arm, r, seed) for arm in cell.arms for r in rates for seed in seeds]
-        runs = run_cell(cell, keys, path, arms=arms, watch=watch and only_new)
-        done = len(keys) * int(runs.steps[-1])
-        tuning = _tuning(cell.arms, rates, tuple(seeds), runs)
-        best = [tuning.best[arm] for arm in cell.arms]
-        lower = rates[0] in best and low > first.start - EXTENSION
-        higher = rates[-1] in best and high < first.stop + EXTENSION
-        if not (lower or higher):
-            return tuning
-        low, high = low - lower, high + higher
-
-
-def _tuning(
-    arms: tuple[str, ...], rates: tuple[float, ...], seeds: tuple[int, ...], runs: CellRuns
-) -> Tuning:
-    shape = (len(arms), len(rates), len(seeds))
-    counted = runs.diverged_as_untrained()
-    area = comparison.clipped_loss_area(counted.steps, counted.loss, counted.loss[:, 0])
-    area = area.reshape(shape)
-    place = np.argmin(area.mean(axis=-1), axis=-1)
-    return Tuning(
-        arms=arms,
-        rates=rates,
-        seeds=seeds,
-        area=area,
-        loss=counted.loss[:, -1].reshape(shape).astype(np.float64),
-        initial_loss=counted.loss[:, 0].reshape(shape)[:, 0].astype(np.float64),
-        best={arm: rates[i] for arm, i in zip(arms, place, strict=True)},
-        interior={arm: 0 < i < len(rates) - 1 for arm, i in zip(arms, place.tolist(), strict=True)},
+def run(request: Request) -> Findings:
+    """Tune the cells that are asked for; all of them by default."""
+    plan = protocol(quick=request.quick)
+    first = plan.tuning_seeds[0]
+    count = request.number_of_seeds(len(TUNING_SEEDS), len(plan.tuning_seeds))
+    seeds = range(first, first + count)
+    cells = choose_cells(plan.cells, request.cells)
+    lanes = [len(c.arms) * len(plan.grids[c.config.optimizer]) * count for c in cells]
+    steps = [int(cell.config.steps or 0) for cell in cells]
+    tuned = []
+    with progress(int(np.dot(lanes, steps))) as watch:
+        for cell in cells:
+            path, grid = cell_path(request.out, cell), plan.grids[cell.config.optimizer]
+            tuned.append((cell, tune(cell, path, seeds=seeds, grid=grid, watch=watch)))
+    table = tuning_table(tuned)
+    lines = []
+    for cell, tuning in tuned:
+        best = ", ".join(
+            f"`{arm}` {tuning.best[arm]:g} (loss area {number(area.mean(-1).min())})"
+            for arm, area in zip(tuning.arms, tuning.area, strict=True)
+        )
+        lines.append(f"- **{cell.name}**, {cell.config.steps} steps, {count} seeds: {best}.")
+    return Findings(
+        title="How the learning rate decides",
+        answer="Best learning rates:\n\n" + "\n".join(lines),
+        tables=(table._replace(title="Quick run. " * request.quick + table.title),),
+        figures={"learning_rate": learning_rate_figure(tuned)},
+        captions={"learning_rate": CAPTIONS["learning_rate"]},
+        settings={
+            "cells": [cell.name for cell in cells],
+            "tuning seeds": list(seeds),
+            "steps": dict(zip([cell.name for cell in cells], steps, strict=True)),
+        },
+        numbers={
+            cell.name: {
+                "rates": tuning.rates,
+                "best": tuning.best,
+                "interior": tuning.interior,
+                "loss_area": dict(zip(tuning.arms, tuning.area, strict=True)),
+                "final_loss": dict(zip(tuning.arms, tuning.loss, strict=True)),
+            }
+            for cell, tuning in tuned
+        },
     )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from experiments import comparison
 from experiments.cells import Cell, CellRuns
 from experiments.comparison import CensoredTimes, Equivalence, LogRank, PairedComparison
-from experiments.studies.learning_rate import Tuning
+from experiments.studies.tuning import Tuning
 
 THRESHOLD = 0.9  # held-out accuracy
 CONSECUTIVE = 3  # evaluations at or above it
@@ -55,7 +55,8 @@ class Comparison(NamedTuple):
     times: PairedComparison  # steps to the threshold, cut at the budget
     holm_p_value: float  # of `times`, over all comparisons of the study
     log_rank: LogRank
-    ratio: float  # mean steps, arm over sqrt; a lower bound where a lane never arrived
+    never: int  # seeds on which the arm never got there
+    ratio: float  # mean steps, arm over sqrt; a lower bound where `never` > 0
     times_equivalence: Equivalence
     accuracy: PairedComparison  # at the end
     accuracy_equivalence: Equivalence
@@ -111,6 +112,7 @@ def _compare(cell: str, arm: str, choice: str, budget: int, a: Outcome, b: Outco
         times=times,
         holm_p_value=times.p_value,
         log_rank=comparison.log_rank(a.times, b.times),
+        never=int(np.count_nonzero(~a.times.reached)),
         ratio=float(cut_a.mean() / cut_b.mean()),
         times_equivalence=comparison.equivalence_test(cut_a, cut_b, TIME_MARGIN * budget),
         accuracy=comparison.paired_comparison(a.accuracy, b.accuracy, better="higher"),
