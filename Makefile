@@ -2,10 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train test lint figures clean
+.PHONY: train reproduce test lint clean
 
 train: .venv/run
 	$(BIN)/python train.py $(ARGS)
+
+# The figure at the top of README.md; goes on where it stopped.
+reproduce: .venv/run
+	$(BIN)/python -m experiments convergence --out=runs/reproduce \
+		--cells=recall-adam-4,recall-adam-64,recall-adam-256
+	cp runs/reproduce/figures/readme.png runs/reproduce/figures/readme.svg results/convergence/
 
 test: .venv/dev
 	$(BIN)/python -m pytest $(ARGS)

@@ -32,6 +32,10 @@ class StudyOptions:
     seeds: int | None = dataclasses.field(
         default=None, metadata={"help": "how many seeds", "default": "the study's own number"}
     )
+    cells: tuple[str, ...] | None = dataclasses.field(
+        default=None,
+        metadata={"help": "cells of learning_rate and convergence to run", "default": "all"},
+    )
 
 
 class Command(NamedTuple):
@@ -68,6 +72,8 @@ def main(argv: Sequence[str]) -> int:
         options = parsed.pick(StudyOptions)
         if options.seeds is not None and not 2 <= options.seeds <= 10**6:
             raise ValueError(f"seeds: {options.seeds}, must be from 2 to 1000000")
+        if options.cells is not None and name not in ("learning_rate", "convergence"):
+            raise ValueError("cells: only learning_rate and convergence have cells")
         if options.out is not None and options.out.exists() and not options.out.is_dir():
             raise ValueError(f"out: {options.out} is a file, must be a folder")
     except ValueError as error:
@@ -79,7 +85,7 @@ def help_text() -> str:
     """What there is to run: a line and a time for each."""
     width = max(map(len, (*STUDIES, *COMMANDS, "all"))) + 2
     lines = [
-        f"usage: {COMMAND} NAME [--out=DIR] [--quick] [--seeds=N]",
+        f"usage: {COMMAND} NAME [--out=DIR] [--quick] [--seeds=N] [--cells=CELL,...]",
         "",
         "Studies, with the time each takes on 2 cores:",
         *(f"  {name:<{width}}{s.about} ({s.takes})" for name, s in STUDIES.items()),
@@ -88,7 +94,8 @@ def help_text() -> str:
         *textwrap.wrap(
             "A study prints its answer and tables, and writes report.md, summary.json and figures/ "
             f"to --out (default: {STUDY_RUNS}/NAME). --quick is a smaller version, in seconds; "
-            "--seeds=N sets the number of seeds.",
+            "--seeds=N sets the number of seeds; --cells runs some cells of learning_rate or "
+            "convergence, which go on where they stopped.",
             100,
         ),
     ]
@@ -118,6 +125,7 @@ def _run_studies(name: str, options: StudyOptions, command: str) -> int:
             out=folder,
             seeds=options.seeds,
             quick=options.quick,
+            cells=options.cells or (),
             say=lambda line, study=study: err.print(f"{study}: {line}", markup=False),
         )
         try:

@@ -18,12 +18,16 @@ class Study(NamedTuple):
     takes: str  # time on 2 cores, for people
 
 
+HOURS = "hours; --cells=recall-adam-64 20 min, --quick 3 min"
+
 STUDIES: dict[str, Study] = {
     "score_variance": Study("variance and kurtosis of q·k against d_k", "20 s"),
     "saturation": Study("entropy, largest weight and Jacobian against the logits' spread", "40 s"),
     "gradient_flow": Study("which gradients vanish without scaling, and which explode", "30 s"),
     "head_dimension": Study("what d_k itself changes, scaled and unscaled", "30 s"),
     "length": Study("finding one key among n: no, √log and log scaling", "30 s"),
+    "learning_rate": Study("held-out loss against learning rate, every arm", HOURS),
+    "convergence": Study("does scaling train faster, and why: tuned, paired, tested", HOURS),
     "article": Study("the audit: every number of the article, measured", "60 s"),
 }
 

@@ -34,6 +34,7 @@ class Request(NamedTuple):
     out: Path  # its folder; long studies keep unfinished work here
     seeds: int | None = None  # default: the study's own number
     quick: bool = False  # a smaller version, in seconds
+    cells: tuple[str, ...] = ()  # of learning_rate and convergence; none named: all of them
     say: Callable[[str], None] = lambda line: None  # progress, for people
 
     def number_of_seeds(self, full: int, quick: int) -> int:
