@@ -18,7 +18,7 @@ class Study(NamedTuple):
     takes: str  # time on 2 cores, for people
 
 
-HOURS = "hours; --cells=recall-adam-64 20 min, --quick 3 min"
+HOURS = "hours; 20 min a cell"
 
 STUDIES: dict[str, Study] = {
     "score_variance": Study("variance and kurtosis of q·k against d_k", "20 s"),
