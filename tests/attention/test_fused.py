@@ -1,0 +1,110 @@
+"""Fused attention through the XLA implementation, against the plain path; what it refuses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention.dot_product import dot_product_attention
+from attention.fused import fused_attention
+from attention.statistics import attention_statistics, head_means
+
+UNKNOWN = (
+    "max_weight",
+    "saturated",
+    "jacobian_trace",
+    "jacobian_norm",
+    "logit_std",
+    "logit_max",
+)
+
+
+def inputs(leading=(2,), num_queries=7, num_keys=7, heads=4, groups=2, dtype=jnp.float32):
+    return tuple(
+        jax.random.normal(jax.random.key(seed), (*leading, *shape, 8), dtype)
+        for seed, shape in enumerate(((num_queries, heads), (num_keys, groups), (num_keys, groups)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options"),
+    [
+        (inputs(), {}),
+        (inputs((), 5, 9, 1, 1), {"scale": 1.0}),
+        (inputs((2, 3), groups=4), {"causal": True, "scale": 0.0}),
+        (inputs(groups=1), {"causal": True, "scale": jnp.array([0.1, -1.0, 0.0, 4.0])}),
+    ],
+)
+def test_equals_the_plain_path(arrays, options):
+    def run(attention):
+        def loss(arrays, scale):
+            values, statistics = attention(*arrays, **{**options, "scale": scale})
+            return jnp.sum(jnp.sin(values)), (values, statistics)
+
+        scale = options.get("scale", 8**-0.5)
+        return jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))(arrays, scale)
+
+    def plain(*args, **kwargs):
+        output = dot_product_attention(*args, **kwargs)
+        return output.values, attention_statistics(output.logits, where=output.visible)
+
+    gradients, (values, statistics) = run(
+        lambda *args, **kwargs: fused_attention(*args, **kwargs, implementation="xla")
+    )
+    expected_gradients, (expected_values, expected) = run(plain)
+    np.testing.assert_allclose(values, expected_values, atol=1e-5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
+        gradients,
+        expected_gradients,
+    )
+    for name in ("entropy", "normalized_entropy", "visible_keys"):
+        np.testing.assert_allclose(
+            getattr(statistics, name), getattr(expected, name), atol=1e-5, err_msg=name
+        )
+    for name in UNKNOWN:
+        assert getattr(statistics, name).shape == expected.entropy.shape
+        assert np.isnan(getattr(statistics, name)).all(), name
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision(dtype):
+    arrays = inputs((), 16, 256, 2, 2, dtype)
+    output = fused_attention(*arrays, implementation="xla")
+    exact = dot_product_attention(*(x.astype(jnp.float32) for x in arrays))
+    entropy = attention_statistics(exact.logits).entropy
+    assert output.values.dtype == dtype
+    assert output.statistics.entropy.dtype == jnp.float32
+    np.testing.assert_allclose(output.values.astype(jnp.float32), exact.values, atol=0.01)
+    np.testing.assert_allclose(output.statistics.entropy, entropy, atol=0.05)
+
+
+def test_means_of_what_is_unknown_are_unknown():
+    means = head_means(fused_attention(*inputs(), implementation="xla").statistics)
+    assert np.isfinite(means.entropy).all() and np.isfinite(means.normalized_entropy).all()
+    for name in ("max_weight", "saturation", "jacobian_trace", "dead_row_fraction", "logit_max"):
+        assert np.isnan(getattr(means, name)).all(), name
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "message"),
+    [
+        (inputs(), {"bias": jnp.ones((7, 7))}, "bias .* takes neither"),
+        (inputs(), {"mask": jnp.ones((7, 7), bool)}, "mask .* takes neither"),
+        (inputs(num_keys=9), {"causal": True}, "7 positions and key 9"),
+        (inputs(num_keys=0), {}, "key 0, expected some"),
+        (inputs(), {"implementation": "cudnn"}, "float32, expected float16 or bfloat16"),
+        (inputs(dtype=jnp.float16), {"implementation": "cudnn"}, "backend is cpu, expected gpu"),
+        (
+            [x[..., :6].astype(jnp.bfloat16) for x in inputs()],
+            {"implementation": "cudnn"},
+            "K = 6, expected a multiple of 8",
+        ),
+        ([*inputs()[:2], inputs()[2][..., :4]], {}, "value has shape .* expected that of key"),
+        ([*inputs()[:2], inputs(dtype=jnp.float16)[2]], {}, "float32 and float16"),
+        (inputs(), {"implementation": "flash"}, "implementation is 'flash'"),
+    ],
+)
+def test_what_it_cannot_serve_is_an_error(arrays, options, message):
+    with pytest.raises(ValueError, match=message):
+        fused_attention(*arrays, **{"implementation": "xla", **options})
