@@ -45,7 +45,7 @@ class TransformerConfig(NamedTuple):
 class TransformerOutput(NamedTuple):
     """What the model said, and what its attention did."""
 
-    logits: jax.Array  # [B, T, O], float32
+    logits: jax.Array  # [B, T, O], float32 or better
     statistics: HeadStatistics  # fields [L, H]
     weights: jax.Array  # [L, B, H, T, T], before dropout
 
@@ -127,8 +127,9 @@ class _Transformer(nn.Module):
         if c.norm == "pre":
             x_ND = nn.LayerNorm(dtype=c.dtype, name="final_norm")(x_ND)
         logits_NO = nn.Dense(c.num_outputs, dtype=c.dtype, name="readout")(x_ND)
+        logits_NO = logits_NO.astype(jnp.promote_types(logits_NO.dtype, jnp.float32))
         return TransformerOutput(
-            logits=logits_NO.reshape(*tokens_BT.shape, c.num_outputs).astype(jnp.float32),
+            logits=logits_NO.reshape(*tokens_BT.shape, c.num_outputs),
             statistics=jax.tree.map(lambda *layers: jnp.stack(layers), *statistics),
             weights=jnp.stack(weights),
         )

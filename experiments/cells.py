@@ -202,7 +202,6 @@ def run_cell(
     settings = _settings(cell, arms)
     runs, about = load_cell(path)
     _check_settings(path, about["settings"], settings)
-    about["settings"] |= settings
     have = set(runs.lane_keys()) if runs else set()
     missing = [key for key in dict.fromkeys(keys) if key not in have]
     if watch is None:
@@ -215,6 +214,10 @@ def run_cell(
     if missing:
         jax.config.update("jax_default_matmul_precision", cell.config.matmul_precision)
         devices = lanes.start_devices(len(missing))
+        # What a task draws is decided by its code too, which may change under a stored cell.
+        settings["held_out_data"] = recording.digest(_held_out(training.lane_program(cell.config)))
+        _check_settings(path, about["settings"], settings)
+        about["settings"] |= settings
         environment = recording.environment(devices, cell.config.matmul_precision)
         if environment not in about["environments"]:
             about["environments"].append(environment)
@@ -225,6 +228,9 @@ def run_cell(
     if runs is None:
         raise ValueError("keys: empty, give at least one lane")
     return runs.select(keys)
+
+
+_held_out = jax.jit(training.evaluation_batch, static_argnames="program")
 
 
 def _run_lanes(

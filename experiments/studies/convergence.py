@@ -79,6 +79,7 @@ QUICK_CELLS = (
     ("sort", "adam", 64, 300, FIRST_ARMS),
 )
 
+PLANE = "plane"  # its name among the cells to run
 PLANE_CELL = "recall-adam-64"
 PLANE_POWERS = (-0.25, -0.125, 0.0, 0.125, 0.25)
 # Where the arms lie in the plane: (power of the initial scale, power of the learning rate). A
@@ -95,7 +96,7 @@ def plane_arm(init: float, rate: float) -> str:
     return f"plane {init:+g} {rate:+g}"
 
 
-PLANE = {
+PLANE_ARMS = {
     plane_arm(init, rate): CellArm(-1 / 2, init, rate, "a point of the plane")
     for init, rate in itertools.product(PLANE_POWERS, PLANE_POWERS)
 }
@@ -192,18 +193,20 @@ def run_plane(cell: Cell, plan: Protocol, out: Path, watch: Watch = ignore) -> C
     points = itertools.product(plan.plane_powers, plan.plane_powers, range(plan.plane_seeds))
     keys = [LaneKey(plane_arm(init, speed), rate, seed) for init, speed, seed in points]
     path = cell_path(out, cell).with_stem(f"{cell.name}-plane")
-    return run_cell(cell, keys, path, arms=PLANE, watch=watch)
+    return run_cell(cell, keys, path, arms=PLANE_ARMS, watch=watch)
 
 
 def run(request: Request) -> Findings:
     """Run the protocol, or the cells of it that are asked for, and report all that has been run."""
     plan = protocol(quick=request.quick, seeds=request.seeds)
-    wanted = choose_cells(plan.cells, request.cells)
-    with progress(_model_steps(plan, wanted)) as watch:
+    plane_too = not request.cells or PLANE in request.cells
+    names = [name for name in request.cells if name != PLANE]
+    wanted = choose_cells(plan.cells, names) if names or not request.cells else []
+    with progress(_model_steps(plan, wanted, plane_too)) as watch:
         for cell in wanted:
             run_protocol_cell(cell, plan, request.out, watch)
-            if cell.name == PLANE_CELL:
-                run_plane(cell, plan, request.out, watch)
+        if plane_too:
+            run_plane(_plane_cell(plan), plan, request.out, watch)
     results = stored_results(plan, request.out)
     if not results:
         raise ValueError(f"cells: none of them is finished in {request.out}")
@@ -214,9 +217,8 @@ def run(request: Request) -> Findings:
 
 
 def _stored_plane(plan: Protocol, out: Path) -> Plane | None:
-    cell = next(cell for cell in plan.cells if cell.name == PLANE_CELL)
     try:
-        runs = run_plane(cell, plan, out, watch=None)
+        runs = run_plane(_plane_cell(plan), plan, out, watch=None)
     except LookupError:
         return None
     return Plane(runs, plan.plane_powers, PLANE_POINTS)
@@ -293,13 +295,15 @@ def choose_cells(cells: Sequence[Cell], names: Sequence[str]) -> list[Cell]:
     return [known[name] for name in names or known]
 
 
-def _model_steps(plan: Protocol, cells: Sequence[Cell]) -> int:
+def _model_steps(plan: Protocol, cells: Sequence[Cell], plane_too: bool) -> int:
     total = 0
     for cell in cells:
-        steps: Any = cell.config.steps
-        grid = plan.grids[cell.config.optimizer]
-        lanes = len(cell.arms) * (2 * plan.seeds + len(grid) * len(plan.tuning_seeds))
-        if cell.name == PLANE_CELL:
-            lanes += len(plan.plane_powers) ** 2 * plan.plane_seeds
-        total += steps * lanes
-    return total
+        steps = cell.config.steps or 0
+        rates = len(plan.grids[cell.config.optimizer]) * len(plan.tuning_seeds)
+        total += steps * len(cell.arms) * (2 * plan.seeds + rates)
+    steps = _plane_cell(plan).config.steps or 0
+    return total + plane_too * steps * len(plan.plane_powers) ** 2 * plan.plane_seeds
+
+
+def _plane_cell(plan: Protocol) -> Cell:
+    return next(cell for cell in plan.cells if cell.name == PLANE_CELL)

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from experiments import attention_maps, comparison, tasks, training
 from experiments.cells import ARMS, Cell, CellRuns
@@ -176,7 +176,7 @@ def trajectory_figure(results: Sequence[CellResult]) -> Figure:
     return figure
 
 
-def entropy_floor(std: NDArray, visible_keys: Sequence[int]) -> NDArray[np.float64]:
+def entropy_floor(std: ArrayLike, visible_keys: ArrayLike) -> NDArray[np.float64]:
     """The least mean entropy of softmax rows whose logits have this standard deviation on average.
 
     A row of N logits with standard deviation s has at least the entropy of the row with one logit

@@ -26,7 +26,7 @@ def run(request: Request) -> Findings:
     seeds = range(first, first + count)
     cells = choose_cells(plan.cells, request.cells)
     lanes = [len(c.arms) * len(plan.grids[c.config.optimizer]) * count for c in cells]
-    steps = [int(cell.config.steps or 0) for cell in cells]
+    steps = [cell.config.steps or 0 for cell in cells]
     tuned = []
     with progress(int(np.dot(lanes, steps))) as watch:
         for cell in cells:

@@ -69,6 +69,7 @@ def test_arms_lie_in_the_plane_where_they_train_the_same(cell):
 def test_a_lane_of_a_cell_is_the_lane_alone(cell, out):
     key = LaneKey("none", 1e-3, 1)
     stored, _ = load_cell(cells.cell_path(out, cell))
+    assert stored is not None
     runs = stored.select([key])
     program = training.lane_program(cell.config)
     lane = lanes.make_lane(1.0, 1e-3, 1)
@@ -86,6 +87,7 @@ def test_what_is_there_is_not_run_again(cell, plan, out, monkeypatch):
     monkeypatch.setattr(lanes, "run_chunks", None)
     counted = []
     result = run_protocol_cell(cell, plan, out, counted.append)
+    assert result.tuning is not None
     test_lanes, tuning_lanes = 2 * plan.seeds * 2, 2 * len(result.tuning.rates)
     assert sum(counted) == STEPS * (test_lanes + tuning_lanes)
 
@@ -109,7 +111,7 @@ def test_rates_are_half_decades():
     assert [rate(n) for n in (-8, -7, -6, -5, -1, 0)] == [1e-4, 3.16e-4, 1e-3, 3.16e-3, 0.316, 1.0]
 
 
-def test_the_grid_grows_until_the_best_rate_is_interior(cell, monkeypatch):
+def test_the_grid_grows_until_the_best_rate_is_interior(cell, monkeypatch, tmp_path):
     best_rate = 0.0316
 
     def fake(cell, keys, path, **kwargs):
@@ -117,7 +119,7 @@ def test_the_grid_grows_until_the_best_rate_is_interior(cell, monkeypatch):
         return _runs(keys, loss=np.stack([np.full(len(keys), 9.0), distance], axis=1))
 
     monkeypatch.setattr("experiments.studies.tuning.run_cell", fake)
-    tuning = tune(cell, None, grid=range(-8, -3))
+    tuning = tune(cell, tmp_path, grid=range(-8, -3))
     assert tuning.best == {"sqrt": best_rate, "none": best_rate}
     assert tuning.rates[-1] == 0.1
     assert all(tuning.interior.values())
