@@ -36,7 +36,7 @@ import csv
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from experiments.cells import (
     ARMS,
