@@ -191,7 +191,7 @@ def recall(length: int, vocab: int, num_pairs: int | None = None) -> Task:
         min_layers=2,
         depth_reason=(
             "recall needs 2 layers: one head marks every value with the key before it, and a head "
-            "above it finds the mark"
+            "above it finds the mark; one layer was still guessing after 1500 steps"
         ),
     )
 
@@ -272,7 +272,7 @@ def induction(length: int, vocab: int) -> Task:
         min_layers=2,
         depth_reason=(
             "induction needs 2 layers: one head marks every token with the one before it, and a "
-            "head above it finds the mark"
+            "head above it finds the mark; one layer was still guessing after 1500 steps"
         ),
     )
 
@@ -307,7 +307,7 @@ def majority(length: int, vocab: int) -> Task:
         sample=sample,
         chance_loss=chance_loss,
         chance_accuracy=chance_accuracy,
-        steps=2500,
+        steps=1500,
     )
 
 
