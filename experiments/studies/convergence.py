@@ -74,9 +74,9 @@ CELLS = (
     *((task, "sgd", d_k, steps, ALL_ARMS) for task, steps in STEPS.items() for d_k in D_K),
 )
 QUICK_CELLS = (
-    ("recall", "adam", 64, 250, FIRST_ARMS),
-    ("recall", "adam", 4, 250, FIRST_ARMS),
-    ("sort", "adam", 64, 300, FIRST_ARMS),
+    ("recall", "adam", 64, 200, FIRST_ARMS),
+    ("recall", "adam", 4, 200, FIRST_ARMS),
+    ("sort", "adam", 64, 200, FIRST_ARMS),
 )
 
 PLANE = "plane"  # its name among the cells to run

@@ -273,9 +273,14 @@ def dead_row_figure(results: Sequence[CellResult]) -> Figure:
                 color=arm_colour(arm),
                 mfc="none" if never else None,
             )
-            down = -9 if arm == "hot" else 3  # it lies near none
             ax.annotate(
-                f"{arm} {config.d_k}", (x, y), (6, down), textcoords="offset points", fontsize=7
+                f"{arm} {config.d_k}",
+                (x, y),
+                (-6 if arm == "hot" else 6, 0),  # it lies near none
+                textcoords="offset points",
+                ha="right" if arm == "hot" else "left",
+                va="center",
+                fontsize=7,
             )
     ax.axhline(1, color=arm_colour("sqrt"), lw=1)
     ax.set(
@@ -283,6 +288,7 @@ def dead_row_figure(results: Sequence[CellResult]) -> Figure:
         xlabel="dead rows before training (fraction, mean over seeds)",
         ylabel="steps to 90 %, over sqrt's",
     )
+    ax.margins(x=0.15)
     _plain_log(ax)
     return figure
 

@@ -243,6 +243,7 @@ def _answer(results: Sequence[CellResult], found: Sequence[Comparison]) -> str:
                 + "; ".join(_sentence(c) for c in here.values())
                 + "."
             )
+        lines += _badly_tuned(result)
     rho = dead_row_correlation(results)
     if rho is not None:
         lines.append(
@@ -250,6 +251,21 @@ def _answer(results: Sequence[CellResult], found: Sequence[Comparison]) -> str:
             f"the common rate have a rank correlation of {rho:.2f}."
         )
     return "\n".join(lines)
+
+
+def _badly_tuned(result: CellResult) -> list[str]:
+    """Where the rate chosen on the tuning seeds did worse than the common one on the test seeds."""
+    lines = []
+    for arm, runs in (result.own or {}).items():
+        own, common = outcome(runs), outcome(result.common[arm])
+        if own.times.time.mean() > common.times.time.mean():
+            lines.append(
+                f"  - There `{arm}`'s own rate, {own.learning_rate:g}, chosen on the tuning seeds, "
+                f"did worse on the test seeds than {common.learning_rate:g}: "
+                f"{own.times.time.mean():.0f} steps against {common.times.time.mean():.0f}. It "
+                "stands as chosen, since choosing again would use the test seeds."
+            )
+    return lines
 
 
 def dead_row_correlation(results: Sequence[CellResult]) -> float | None:
