@@ -162,7 +162,7 @@ def trajectory_figure(results: Sequence[CellResult]) -> Figure:
             colour, steps = arm_colour(arm), np.minimum(runs.steps, runs.steps[-1] - 1)
             entropy_ax.plot(steps, runs.entropy.T, color=colour, lw=0.4, alpha=0.4)
             entropy_ax.plot(steps, runs.entropy.mean(axis=0), color=colour, label=LABELS[arm])
-            floor = np.mean([entropy_floor(lane, visible) for lane in runs.logit_std], axis=0)
+            floor = entropy_floor(runs.logit_std, visible).mean(axis=0)
             entropy_ax.plot(steps, floor, color=colour, ls=":")
             logit_ax.plot(steps, runs.logit_max.T, color=colour, lw=0.4, alpha=0.4)
             logit_ax.plot(steps, runs.logit_max.mean(axis=0), color=colour)
