@@ -52,8 +52,12 @@ def parse(argv: Sequence[str], *settings: type) -> Parsed | None:
     flags.DEFINE_bool("help", False, "", short_name="h", flag_values=defined)
     try:
         stray = defined(list(argv))[1:]
+    except flags.IllegalFlagValueError as error:  # of a switch: the others are text to absl
+        raise ValueError(f"{str(error).split(': (')[0]}, must be true or false") from None
     except flags.Error as error:
         raise ValueError(str(error)) from None
+    except UnicodeDecodeError:
+        raise ValueError("flagfile: holds something else than flags, one a line") from None
     if defined["help"].value:
         return None
     if stray:
@@ -89,6 +93,11 @@ def fail(command: str, message: object, status: int = USAGE_ERROR) -> NoReturn:
 def disk_error(error: OSError) -> str:
     """What the system refused, and of which file."""
     return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+
+def terminal_width() -> int | None:
+    """What tables may take: a terminal's own width (None), or enough of it where there is none."""
+    return None if sys.stdout.isatty() else 130
 
 
 def _settings(classes: Sequence[type]) -> list[_Setting]:
@@ -128,6 +137,8 @@ def _value(field: _Setting, text: Any) -> Any:
         return text
     if not text.strip():
         raise ValueError(f"{field.name}: empty, give a value")
+    if "\0" in text:
+        raise ValueError(f"{field.name}: {text!r}, must not hold a NUL")
     numbers = {int: "a whole number", float: "a number"}
     try:
         if field.kind is tuple:

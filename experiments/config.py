@@ -22,7 +22,9 @@ PRECISIONS = ("default", "high", "highest")
 ATTENTIONS = ("plain",)
 
 _LARGEST_SEED = 2**31 - 1
-_LARGEST_LANE_BYTES = 2**34  # 16 GiB: one lane's step must fit on one device
+_LARGEST_FACTOR = 1e30  # of q·k: float32 ends at 3e38
+_LARGEST_TABLE = 2**22  # positions times symbols: the chance level of a task is worked out on it
+_LARGEST_BYTES = 2**34  # 16 GiB: for one lane's step, and for the states of all lanes
 
 
 def _setting(default: Any, description: str, default_text: str | None = None) -> Any:
@@ -159,7 +161,11 @@ def resolve(config: TrainConfig) -> TrainConfig:
             f"{_LARGEST_SEED}"
         )
     _check_list("scale", config.scale)
-    config.rules()
+    for rule in config.rules():
+        if abs(rule.multiplier) > _LARGEST_FACTOR:
+            raise ValueError(f"scale: {rule.name}, must be at most {_LARGEST_FACTOR:g} in size")
+    if type(config.vectorize_lanes) is not bool:
+        raise ValueError(f"vectorize_lanes: {config.vectorize_lanes!r}, must be true or false")
     if not (isinstance(config.dropout_rate, float | int) and 0 <= config.dropout_rate < 1):
         raise ValueError(f"dropout_rate: {config.dropout_rate}, must be in [0, 1)")
     if config.clip_norm is not None:
@@ -173,17 +179,22 @@ def resolve(config: TrainConfig) -> TrainConfig:
             f"d_v: its default is d_model / num_heads, but {config.d_model} / {config.num_heads} "
             "is not a whole number; give d_v or change one of them"
         )
-    task = tasks.make_task(
-        config.task, sequence_length=config.sequence_length, vocab_size=config.vocab_size
-    )
-    resolved = dataclasses.replace(
+    sized = dataclasses.replace(
         config,
-        steps=_default(config.steps, task.steps),
-        learning_rate=_default(config.learning_rate, (task.learning_rates[config.optimizer],)),
-        sequence_length=task.sequence_length,
-        vocab_size=task.vocab_size,
+        sequence_length=_default(config.sequence_length, tasks.DEFAULT_SEQUENCE_LENGTH),
+        vocab_size=_default(config.vocab_size, tasks.DEFAULT_VOCAB_SIZE),
         d_v=_default(config.d_v, config.d_model // config.num_heads),
         d_ff=_default(config.d_ff, 4 * config.d_model),
+    )
+    # A task of a size that can't be would take for ever to build.
+    _check_size(dataclasses.replace(sized, num_layers=_default(config.num_layers, 1)))
+    task = tasks.make_task(
+        sized.task, sequence_length=sized.sequence_length, vocab_size=sized.vocab_size
+    )
+    resolved = dataclasses.replace(
+        sized,
+        steps=_default(config.steps, task.steps),
+        learning_rate=_default(config.learning_rate, (task.learning_rates[config.optimizer],)),
         num_layers=_default(config.num_layers, task.num_layers),
     )
     _check_size(resolved)
@@ -221,8 +232,13 @@ def _check_list(field: str, values: tuple) -> None:
 
 
 def _check_size(config: TrainConfig) -> None:
-    """Refuse a lane that could not fit a device: parameters with their optimizer, activations."""
-    c: Any = config  # every optional field is filled by now
+    """Refuse what could not fit a device: parameters with their optimizer, activations."""
+    c: Any = config  # every field that has to do with size is filled by now
+    if c.sequence_length * c.vocab_size > _LARGEST_TABLE:
+        raise ValueError(
+            f"sequence_length and vocab_size: {c.sequence_length} times {c.vocab_size} is more "
+            f"than {_LARGEST_TABLE}; lower one of them"
+        )
     widths = c.num_heads * (2 * c.d_k + c.d_v)
     per_layer = c.d_model * (widths + c.num_heads * c.d_v + 2 * c.d_ff)
     parameters = c.num_layers * per_layer + c.d_model * (2 * c.vocab_size + c.sequence_length)
@@ -230,9 +246,15 @@ def _check_size(config: TrainConfig) -> None:
     activations = c.sequence_length * (widths + 4 * c.d_model + c.d_ff + c.vocab_size)
     sequences = max(c.batch_size * c.num_layers, c.eval_size)
     size = 4 * (4 * parameters + 3 * sequences * (weights + activations))
-    if size > _LARGEST_LANE_BYTES:
+    limit = f"more than {_LARGEST_BYTES / 2**30:.0f} GiB"
+    if size > _LARGEST_BYTES:
         raise ValueError(
-            f"one lane would need about {size / 2**30:.0f} GiB, more than "
-            f"{_LARGEST_LANE_BYTES / 2**30:.0f} GiB: lower batch_size, sequence_length, d_model, "
-            "d_k, num_heads or num_layers"
+            f"one lane would need about {size / 2**30:.0f} GiB, {limit}: lower batch_size, "
+            "sequence_length, d_model, d_k, num_heads or num_layers"
+        )
+    lanes = len(c.scale) * len(c.learning_rate or (0,)) * c.num_seeds
+    states = 4 * 3 * parameters * lanes
+    if states > _LARGEST_BYTES:
+        raise ValueError(
+            f"{lanes} lanes would need about {states / 2**30:.0f} GiB, {limit}: lower num_seeds"
         )

@@ -80,7 +80,7 @@ def run(config: TrainConfig, options: RecordOptions, flags: str) -> int:
 def new_folder(config: TrainConfig) -> Path:
     """A name under runs/ that is not taken yet: date, task, arms."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    base = f"{stamp}-{config.task}-{'-'.join(config.scale[:4])}"
+    base = f"{stamp}-{config.task}-{'-'.join(name[:12] for name in config.scale[:4])}"
     names = itertools.chain([base], (f"{base}-{i}" for i in itertools.count(2)))
     return next(RUNS / name for name in names if not (RUNS / name).exists())
 

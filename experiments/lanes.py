@@ -88,23 +88,20 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def plan_chunks(start: int, stop: int, *, evaluate_every: int, end_every: int) -> list[Chunk]:
+def plan_chunks(start: int, stop: int, *, evaluate_every: int, end_every: int) -> Iterator[Chunk]:
     """Cut the steps from start to stop into chunks.
 
     A chunk ends at each multiple of evaluate_every and of end_every, after training.CAPACITY
     steps, and at the end. A run from step 0 begins with an empty chunk that evaluates the initial
     weights. How a run is cut changes none of its numbers.
     """
-    ends = {stop, *range(0, stop, evaluate_every), *range(0, stop, end_every)}
-    ends = sorted(end for end in ends if start < end)
-    chunks = [Chunk(0, 0, True)] if start == 0 else []
-    for end in ends:
-        while end - start > training.CAPACITY:
-            chunks.append(Chunk(start, start + training.CAPACITY, False))
-            start += training.CAPACITY
-        chunks.append(Chunk(start, end, end % evaluate_every == 0 or end == stop))
+    if start == 0:
+        yield Chunk(0, 0, True)
+    while start < stop:
+        multiples = [(start // every + 1) * every for every in (evaluate_every, end_every)]
+        end = min(stop, start + training.CAPACITY, *multiples)
+        yield Chunk(start, end, end % evaluate_every == 0 or end == stop)
         start = end
-    return chunks
 
 
 def run_chunks(

@@ -18,13 +18,14 @@ import contextlib
 import fcntl
 import hashlib
 import importlib.metadata
+import io
 import itertools
 import json
 import math
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -264,40 +265,41 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         raise RunFolderError(f"{path} can't be read: {reason}") from None
     rows = []
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is half
-        try:
-            row = json.loads(line)
-            if not isinstance(row, dict) or not isinstance(row["step"], int):
-                raise ValueError("not a row")
-        except (ValueError, KeyError):
-            raise RunFolderError(f"{path}, line {number}: damaged, not a row of JSON") from None
+        row = _row(line)
+        if row is None:
+            raise RunFolderError(f"{path}, line {number}: damaged, not a row of JSON")
         rows.append(row)
     return rows
 
 
-def cut_rows(path: Path, keep: Callable[[int], bool], expected: int) -> None:
-    """Cut a .jsonl file after its last row for which keep(step) holds, in place.
+def cut_rows(path: Path, steps: Iterable[int], lanes: int) -> None:
+    """Cut a .jsonl file after the rows of these steps, each of which has one row per lane.
 
     Raises:
-      RunFolderError: there are not as many rows as the checkpoint vouches for.
+      RunFolderError: the file does not begin with these rows.
     """
-    kept, size = 0, 0
-    try:
-        with path.open("rb") as file:
-            for line in file:
-                try:
-                    if not (line.endswith(b"\n") and keep(json.loads(line)["step"])):
-                        break
-                except (ValueError, KeyError, TypeError):
-                    break
-                kept, size = kept + 1, size + len(line)
-    except FileNotFoundError:
-        pass  # as bad as an empty one
-    if kept != expected:
-        raise RunFolderError(
-            f"{path}: {kept} good rows up to the checkpoint, which vouches for {expected}; "
-            "only starting over with --overwrite makes them again"
-        )
+    wanted = [step for step in steps for _ in range(lanes)]
+    size = 0
+    with path.open("rb") if path.exists() else io.BytesIO() as lines:
+        for number, step in enumerate(wanted):
+            line = lines.readline()
+            row = _row(line) if line.endswith(b"\n") else None
+            if row is None or row["step"] != step:
+                raise RunFolderError(
+                    f"{path}: {number} good rows up to the checkpoint, which vouches for "
+                    f"{len(wanted)}; only starting over with --overwrite makes them again"
+                )
+            size += len(line)
     os.truncate(path, size)
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A line as a row; None if it is not one."""
+    try:
+        row = json.loads(line)
+        return row if isinstance(row, dict) and type(row["step"]) is int else None
+    except (ValueError, KeyError):
+        return None
 
 
 def load_runs(paths: str | Path | Sequence[str | Path], rows: str = "metrics") -> dict[str, Any]:
@@ -322,7 +324,10 @@ def load_runs(paths: str | Path | Sequence[str | Path], rows: str = "metrics") -
     for path in map(Path, paths):
         settings = read_json(path / "config.json")
         lines = read_rows(path / f"{rows}.jsonl")
-        table = _columns(lines)
+        try:
+            table = _columns(lines)
+        except (ValueError, TypeError, KeyError, IndexError, OverflowError):
+            raise RunFolderError(f"{path / rows}.jsonl: damaged, its rows are not alike") from None
         count = len(lines)
         for name, value in {"run": str(path), **settings}.items():
             if name not in table and not isinstance(value, list | dict):
@@ -343,6 +348,8 @@ def load_runs(paths: str | Path | Sequence[str | Path], rows: str = "metrics") -
 
 def _columns(lines: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     columns: dict[str, np.ndarray] = {"step": np.zeros(0, int)}
+    if any(line.keys() != lines[0].keys() for line in lines):
+        raise ValueError("rows with other columns than the first")
     for name in lines[0] if lines else ():
         values = [line[name] for line in lines]
         if name.endswith("_by_head"):

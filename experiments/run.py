@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import os
 import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from experiments import checkpoints, lanes, recording, training
 from experiments.config import RecordOptions, TrainConfig, resolve
 from experiments.lanes import Chunk, ChunkResult, LaneName
 from experiments.recording import RunFolderError
+from experiments.tensorboard import EventWriter
 from experiments.training import Evaluation, LaneProgram, LaneState, StepMetrics
 
 Watch = Callable[[ChunkResult], None]
@@ -172,7 +174,11 @@ def _record(
     recording.write_json(folder / recording.CONFIG, config.to_json())
     _cut_rows_to(folder, config, start)
     stopped_by, done, state_list = None, start, states
-    with _Signals() as signals, _Writer(folder, config, names, say) as writer:
+    with (
+        _Signals() as signals,
+        _Writer(folder, config, names, say) as writer,
+        _events(options, names, config.log_every, start) as events,
+    ):
         chunks = itertools.takewhile(lambda _: signals.received is None, _plan(config, start))
         for result in lanes.run_chunks(
             program,
@@ -183,6 +189,8 @@ def _record(
             vectorize=config.vectorize_lanes,
         ):
             writer.write(result)
+            if events is not None:
+                events.write(result)
             watch(result)
             done, state_list = result.chunk.stop, result.states
         stopped_by = signals.received
@@ -192,7 +200,19 @@ def _record(
     return Recorded(config, names, done, diverged_at, stopped_by)
 
 
-def _plan(config: TrainConfig, start: int) -> list[Chunk]:
+@contextlib.contextmanager
+def _events(
+    options: RecordOptions, names: Sequence[LaneName], log_every: int, start: int
+) -> Generator[EventWriter | None]:
+    """The writer of event files, if they were asked for."""
+    if not options.tensorboard:
+        yield None
+        return
+    with contextlib.closing(EventWriter(options.out, names, log_every=log_every, start=start)) as w:
+        yield w
+
+
+def _plan(config: TrainConfig, start: int) -> Iterator[Chunk]:
     c: Any = config
     return lanes.plan_chunks(
         start, c.steps, evaluate_every=c.eval_every, end_every=c.checkpoint_every
@@ -295,11 +315,15 @@ def unstack_states(state: LaneState, count: int) -> list[LaneState]:
 
 
 def _make_folder(folder: Path) -> None:
+    missing = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise RunFolderError(f"out: {folder} is, or is in, a file; give a folder") from None
     except OSError as error:
+        for path in missing:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            raise RunFolderError(f"out: {folder} is, or is in, a file; give a folder") from None
         raise RunFolderError(f"out: {folder} can't be made: {error.strerror}") from None
 
 
@@ -427,17 +451,13 @@ def _cut_rows_to(folder: Path, config: TrainConfig, step: int) -> None:
         for path in (metrics, evaluation):
             path.write_bytes(b"")
         return
-    lanes_count = len(lanes.lane_names(config))
-    at_end = step == c.steps
-    rows = -(-step // c.log_every)
+    evaluated = list(range(0, step + 1, c.eval_every))
     # The end of the shorter run that this one prolongs was evaluated; that of this one would not.
-    evaluations = step // c.eval_every + 1 + bool(at_end and step % c.eval_every)
-    recording.cut_rows(metrics, lambda s: s < step, rows * lanes_count)
-    recording.cut_rows(
-        evaluation,
-        lambda s: s <= step and (at_end or s % c.eval_every == 0),
-        evaluations * lanes_count,
-    )
+    if step == c.steps and step % c.eval_every:
+        evaluated.append(step)
+    lanes_count = len(lanes.lane_names(config))
+    recording.cut_rows(metrics, range(0, step, c.log_every), lanes_count)
+    recording.cut_rows(evaluation, evaluated, lanes_count)
 
 
 class _Signals(contextlib.AbstractContextManager):

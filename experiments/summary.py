@@ -80,7 +80,7 @@ def summarize_arms(arms: Sequence[Arm]) -> dict[str, Any]:
         comparisons. For steps_to_threshold a seed that never got there counts as `step`, and
         not_reached says how many of the arm and of its partner there are.
     """
-    counted = [_diverged_as_untrained(arm) for arm in arms]
+    counted = [diverged_as_untrained(arm) for arm in arms]
     comparisons = [
         found for arm, partner in partners(counted) if (found := _compare(arm, partner)) is not None
     ]
@@ -131,14 +131,14 @@ def train_command(config: TrainConfig) -> str:
     return shlex.join(["python", "train.py", *flags])
 
 
-def _reached_threshold(arm: Arm) -> CensoredTimes:
+def reached_threshold(arm: Arm) -> CensoredTimes:
     """When each seed of an arm had a held-out accuracy of THRESHOLD."""
     # Accuracies are float32, in which nine of ten is a little less than 0.9.
     threshold = float(np.float32(THRESHOLD))
     return comparison.steps_to_threshold(arm.evaluation_steps, arm.accuracy, threshold)
 
 
-def _diverged_as_untrained(arm: Arm) -> Arm:
+def diverged_as_untrained(arm: Arm) -> Arm:
     """The arm with the held-out values of a diverged lane replaced by those before training."""
     diverged = arm.diverged_at()[:, None]
     after = (diverged >= 0) & (arm.evaluation_steps[None] > diverged)
@@ -171,7 +171,7 @@ def _arm(arm: Arm) -> dict[str, Any]:
             if step >= 0
         ],
         "held_out": held_out,
-        "steps_to_threshold": _times(_reached_threshold(arm)) if held_out else None,
+        "steps_to_threshold": _times(reached_threshold(arm)) if held_out else None,
         "start": {name: _median(arm.measures[name][:, :1].ravel()) for name in MEASURES},
         "end": {name: _end(arm.measures[name], last) for name in MEASURES},
         "end_steps": [int(step) for step in arm.steps[-last:][[0, -1]]] if arm.steps.size else None,
@@ -223,8 +223,8 @@ def _compare(arm: Arm, partner: Arm) -> dict[str, Any] | None:
     steps = np.intersect1d(arm.evaluation_steps, partner.evaluation_steps)
     if len(seeds) < 2 or not len(steps):
         return None
-    a, b = (_only(x, seeds, steps) for x in (arm, partner))
-    times = [_reached_threshold(x) for x in (a, b)]
+    a, b = (only(x, seeds, steps) for x in (arm, partner))
+    times = [reached_threshold(x) for x in (a, b)]
     not_reached = [int(np.sum(~t.reached)) for t in times]
     steps_test = None
     if steps[-1] > 0 and min(not_reached) < len(seeds):
@@ -248,7 +248,7 @@ def _paired(a: NDArray[np.float64], b: NDArray[np.float64], better: Any) -> dict
     return test._asdict()
 
 
-def _only(arm: Arm, seeds: NDArray[np.int_], steps: NDArray[np.int_]) -> Arm:
+def only(arm: Arm, seeds: NDArray[np.int_], steps: NDArray[np.int_]) -> Arm:
     """The arm's evaluations at these seeds and steps."""
     lanes = np.searchsorted(arm.seeds, seeds)
     columns = np.searchsorted(arm.evaluation_steps, steps)

@@ -30,7 +30,8 @@ def test_lanes_are_the_product_of_scale_rate_and_seed(tiny):
 def test_a_plan_covers_each_step_once_and_evaluates_on_schedule(
     start, stop, evaluate_every, end_every
 ):
-    chunks = lanes.plan_chunks(start, stop, evaluate_every=evaluate_every, end_every=end_every)
+    plan = lanes.plan_chunks(start, stop, evaluate_every=evaluate_every, end_every=end_every)
+    chunks = list(plan)
     steps = [step for chunk in chunks for step in range(chunk.start, chunk.stop)]
     assert steps == list(range(start, stop))
     evaluated = [chunk.stop for chunk in chunks if chunk.evaluate]
@@ -42,8 +43,8 @@ def test_a_plan_covers_each_step_once_and_evaluates_on_schedule(
 
 
 def test_a_finished_run_needs_no_chunk():
-    assert lanes.plan_chunks(12, 12, evaluate_every=4, end_every=4) == []
-    assert lanes.plan_chunks(0, 1, evaluate_every=4, end_every=4) == [
+    assert list(lanes.plan_chunks(12, 12, evaluate_every=4, end_every=4)) == []
+    assert list(lanes.plan_chunks(0, 1, evaluate_every=4, end_every=4)) == [
         Chunk(0, 0, True),
         Chunk(0, 1, True),
     ]

@@ -97,21 +97,28 @@ def write_rows(path, steps, tail=""):
 def test_cutting_keeps_whole_rows_before_the_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
     write_rows(path, range(6), tail='{"step":6,"se')
-    recording.cut_rows(path, lambda step: step < 4, expected=8)
+    recording.cut_rows(path, range(4), lanes=2)
     whole = path.read_text()
     write_rows(path, range(4))
     assert path.read_text() == whole
 
 
-@pytest.mark.parametrize("damage", ["missing", "broken line"])
+@pytest.mark.parametrize("damage", ["missing", "broken line", "doubled", "no file"])
 def test_rows_that_the_checkpoint_vouches_for_must_be_there(tmp_path, damage):
     path = tmp_path / "metrics.jsonl"
     write_rows(path, range(3) if damage == "missing" else range(6))
     if damage == "broken line":
         path.write_text(path.read_text().replace('{"step":2,"seed":1}', '{"step":2,"se\x00d":1'))
+    if damage == "doubled":
+        path.write_text(path.read_text().replace('{"step":2,', '{"step":1,'))
+    if damage == "no file":
+        path.unlink()
+        with pytest.raises(RunFolderError, match="0 good rows"):
+            recording.cut_rows(path, range(4), lanes=2)
+        return
     before = path.read_text()
     with pytest.raises(RunFolderError, match=r"metrics.jsonl: \d good rows .* vouches for 8"):
-        recording.cut_rows(path, lambda step: step < 4, expected=8)
+        recording.cut_rows(path, range(4), lanes=2)
     assert path.read_text() == before
 
 
