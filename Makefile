@@ -14,7 +14,7 @@ reproduce: .venv/run
 	cp runs/reproduce/figures/readme.png runs/reproduce/figures/readme.svg results/convergence/
 
 test: .venv/dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist loadfile $(ARGS)
 
 lint: .venv/dev
 	$(BIN)/ruff check .
