@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments import plot, startup  # before anything can import JAX
+from experiments import compare, evaluate, plot, startup  # before anything can import JAX
 from experiments.command_line import fail, parse
 from experiments.studies import STUDIES, load
 
@@ -46,7 +46,11 @@ class Command(NamedTuple):
     run: Callable[[Sequence[str]], int]  # gets argv from the name on, returns the exit status
 
 
-COMMANDS = {"plot": Command(plot.USAGE, plot.ABOUT, plot.plot_command)}
+COMMANDS = {
+    "compare": Command(compare.USAGE, compare.ABOUT, compare.compare_command),
+    "evaluate": Command(evaluate.USAGE, evaluate.ABOUT, evaluate.evaluate_command),
+    "plot": Command(plot.USAGE, plot.ABOUT, plot.plot_command),
+}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -101,7 +105,7 @@ def help_text() -> str:
     ]
     if COMMANDS:
         lines += ["", "Tools (NAME --help says more):"]
-        lines += [f"  {f'{name} {c.usage}':<34}{c.about}" for name, c in COMMANDS.items()]
+        lines += [f"  {f'{name} {c.usage}':<36}{c.about}" for name, c in COMMANDS.items()]
     return "\n".join(lines)
 
 
@@ -113,7 +117,7 @@ def _run_studies(name: str, options: StudyOptions, command: str) -> int:
 
     startup.use_compilation_cache(startup.default_cache())
     jax.config.update("jax_default_matmul_precision", "highest")
-    out = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    out = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
     err = Console(stderr=True, highlight=False, soft_wrap=True)
     names = list(STUDIES) if name == "all" else [name]
     for study in names:

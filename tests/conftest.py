@@ -10,3 +10,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # The same examples in every run, and no deadline: the first example of a shape compiles.
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("suite")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--kills", type=int, default=30, help="how often test_survival.py kills runs")
