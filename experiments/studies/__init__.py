@@ -21,14 +21,14 @@ class Study(NamedTuple):
 HOURS = "hours; 20 min a cell"
 
 STUDIES: dict[str, Study] = {
-    "score_variance": Study("variance and kurtosis of q·k against d_k", "20 s"),
-    "saturation": Study("entropy, largest weight and Jacobian against the logits' spread", "40 s"),
-    "gradient_flow": Study("which gradients vanish without scaling, and which explode", "30 s"),
+    "score_variance": Study("variance and kurtosis of q·k against d_k", "15 s"),
+    "saturation": Study("entropy, largest weight and Jacobian against the logits' spread", "20 s"),
+    "gradient_flow": Study("which gradients vanish without scaling, and which explode", "20 s"),
     "head_dimension": Study("what d_k itself changes, scaled and unscaled", "30 s"),
     "length": Study("finding one key among n: no, √log and log scaling", "30 s"),
     "learning_rate": Study("held-out loss against learning rate, every arm", HOURS),
     "convergence": Study("does scaling train faster, and why: tuned, paired, tested", HOURS),
-    "article": Study("the audit: every number of the article, measured", "60 s"),
+    "article": Study("the audit: every number of the article, measured", "45 s"),
 }
 
 

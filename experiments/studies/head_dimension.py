@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from attention import score_rule, theory
 from experiments import figures
-from experiments.studies import gradient_flow
+from experiments.studies import gradient_flow, saturation
 from experiments.studies.common import (
     Findings,
     Grid,
@@ -76,7 +76,8 @@ def draw(measured: dict[int, GradientRows]) -> Figure:
         ):
             means = np.array([getattr(m, field)[:, r].mean(-1) for m in measured.values()])
             error = means.std(-1, ddof=1) / np.sqrt(means.shape[-1])
-            axis.plot(fine, theory.averaged_over_queries(exact, LENGTH, fine, scale),
+            table = saturation.tabulated(exact, LENGTH, scale.min(), np.sqrt(d[-1]))
+            axis.plot(fine, theory.averaged_over_queries(table, LENGTH, fine, scale),
                       color=colour, lw=1)  # fmt: skip
             axis.errorbar(d, means.mean(-1), 2 * error, fmt="o", ms=4, color=colour, label=formula)
     all_weights.set(title=f"Largest of all {LENGTH}² weights, median and 5–95 %", ylim=(0, 1.02))

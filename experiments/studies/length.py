@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
 from attention import attention_statistics, dot_product_attention, theory
 from experiments import figures
@@ -98,6 +99,15 @@ def measure(
     return Needle(**over_seeds(one, jax.random.fold_in(key, length), seeds, chunk))
 
 
+def needle_law(length: ArrayLike, growth: ArrayLike) -> np.ndarray:
+    """The weight that theory gives the needle, averaged over |q| (its logit does not vary)."""
+
+    def weight(keys: np.ndarray, std: np.ndarray) -> np.ndarray:
+        return theory.planted_weight(keys, GAP * np.asarray(growth)[..., None], std)
+
+    return theory.averaged_over_queries(weight, length, KEY_DIM, growth / np.sqrt(KEY_DIM))
+
+
 def draw(measured: dict[int, Needle]) -> Figure:
     """The needle's weight and the haystack's entropy against n."""
     figure, ((left, right),) = figures.new_figure(1, 2, width=5.2, height=3.8)
@@ -108,7 +118,7 @@ def draw(measured: dict[int, Needle]) -> Figure:
         weight = np.array([m.weight[:, g] for m in measured.values()])
         entropy = np.array([m.haystack_entropy[:, g] for m in measured.values()])
         for axis, values, unit, exact in (
-            (left, weight, np.ones_like(n), theory.planted_weight(fine, GAP * factor, factor)),
+            (left, weight, np.ones_like(n), needle_law(fine, factor)),
             (right, entropy, np.log(n), theory.averaged_over_queries(
                 theory.expected_entropy, fine, KEY_DIM, factor / np.sqrt(KEY_DIM)) / np.log(fine)),
         ):  # fmt: skip
@@ -140,7 +150,7 @@ def run(request: Request) -> Findings:
     for n, m in measured.items():
         weight = [spread(v) for v in m.weight.T]
         normalized = [spread(v / np.log(n)) for v in m.haystack_entropy.T]
-        law = [theory.planted_weight(n, GAP * g(n), g(n)) for g in GROWTHS.values()]
+        law = [needle_law(n, g(n)) for g in GROWTHS.values()]
         rows.append(
             (
                 str(n),

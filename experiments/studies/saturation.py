@@ -143,35 +143,38 @@ def curve(key: jax.Array, keys: int, *, seeds: int, ratios: Sequence[float] = RA
     values = rows._asdict() | {"saturation": rows.saturated.astype(float)}
     by_seed = [values[quantity.field].mean((2, 3)) for quantity in QUANTITIES]  # [seeds, scales]
     fine = np.geomspace(std[0], std[-1], 60)
-    exact = [exact_curve(quantity.exact, keys, KEY_DIM, std) for quantity in QUANTITIES]
+
+    def exact(quantity: Quantity, at: np.ndarray) -> np.ndarray:
+        table = tabulated(quantity.exact, keys, std[0], std[-1])
+        return theory.averaged_over_queries(table, keys, KEY_DIM, at / np.sqrt(KEY_DIM))
+
     return Curve(
         keys=keys,
         std=std,
         mean=[v.mean(0) for v in by_seed],
         error=[v.std(0, ddof=1) / np.sqrt(seeds) for v in by_seed],
         fine_std=fine,
-        exact=[e(fine) for e in exact],
-        exact_at_std=[e(std) for e in exact],
+        exact=[exact(quantity, fine) for quantity in QUANTITIES],
+        exact_at_std=[exact(quantity, std) for quantity in QUANTITIES],
     )
 
 
-def exact_curve(
-    statistic: Callable, keys: int, key_dim: int, std: np.ndarray
-) -> Callable[[np.ndarray], np.ndarray]:
-    """An expectation averaged over queries, as a function of σ = scale·√d_k.
+def tabulated(statistic: Callable, keys: int, low: float, high: float) -> Callable:
+    """An expectation of theory.py for one N, as a spline in ln σ through 80 quadratures.
 
-    The quadratures are taken once at 80 σ and joined by a spline in ln σ; std says from where to
-    where.
+    For averages over queries along whole curves, which need it at thousands of σ.
+
+    Args:
+      statistic: a function of (keys, std).
+      keys: N.
+      low, high: σ from where to where; averages reach some way beyond, see the margins below.
+
+    Returns:
+      A function of (keys, std) that ignores keys.
     """
-    knots = np.geomspace(std[0] / 3, std[-1] * 2, 80)
+    knots = np.geomspace(max(low / 100, 1e-4), min(high * 4, theory.MAX_STD), 80)
     spline = CubicSpline(np.log(knots), statistic(keys, knots))
-
-    def averaged(at: np.ndarray) -> np.ndarray:
-        return theory.averaged_over_queries(
-            lambda _, s: spline(np.log(s)), keys, key_dim, at / np.sqrt(key_dim)
-        )
-
-    return averaged
+    return lambda _, std: spline(np.log(std))
 
 
 def draw(curves: Sequence[Curve]) -> Figure:

@@ -126,9 +126,9 @@ KNOWN = {
     ("4.2", "mean entropy, unscaled"): (0.065, 0.012),
     ("4.2", "mean entropy, scaled"): (1.315, 0.012),
     ("4.2", "entropy, scaled / unscaled"): (20, 4),
-    ("5", "largest of all weights, unscaled, d_k 512"): (1.0, 0.001),
-    ("5", "largest of all weights, scaled, d_k 512"): (0.51, 0.015),
-    ("5", "std ∂/∂Q, unscaled/scaled, d_k 512"): (6.4, 1.0),
+    ("5", "largest of all, unscaled, d_k 512"): (1.0, 0.001),
+    ("5", "largest of all, scaled, d_k 512"): (0.51, 0.015),
+    ("5", "∂/∂Q, unscaled/scaled, d_k 512"): (6.4, 1.0),
 }
 
 

@@ -245,7 +245,7 @@ def test_needle():
     needle = length.measure(KEY, length=512, seeds=40)
     for g, growth in enumerate(length.GROWTHS.values()):
         weight = needle.weight[:, g]
-        law = theory.planted_weight(512, length.GAP * growth(512), growth(512))
+        law = length.needle_law(512, growth(512))
         assert weight.mean() == pytest.approx(law, abs=0.02)
         exact = theory.averaged_over_queries(theory.expected_entropy, 512, 64, growth(512) / 8)
         assert needle.haystack_entropy[:, g].mean() == pytest.approx(exact, rel=0.03)
