@@ -3,7 +3,13 @@
 In a notebook: `from experiments import TrainConfig, load_runs, train`.
 """
 
+from typing import TYPE_CHECKING
+
 from experiments.config import RecordOptions, TrainConfig
+
+if TYPE_CHECKING:
+    from experiments.recording import load_runs
+    from experiments.run import train
 
 __all__ = ["RecordOptions", "TrainConfig", "load_runs", "train"]
 

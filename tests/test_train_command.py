@@ -22,6 +22,12 @@ TINY = [
 ]  # fmt: skip
 
 
+def parsed(*flags):
+    found = parse(["train.py", *flags], TrainConfig, RecordOptions)
+    assert found is not None
+    return found
+
+
 def main(*flags):
     return train.main(["train.py", *flags])
 
@@ -96,25 +102,22 @@ def test_bad_input_is_one_line_status_2_and_no_folder(
     [(["--resume=False"], False), (["--noresume"], False), (["--resume"], True)],
 )
 def test_switches(flags, resume):
-    parsed = parse(["train.py", *flags], TrainConfig, RecordOptions)
-    assert parsed.values["resume"] is resume
-    assert parsed.given == {"resume"}
+    assert parsed(*flags).values["resume"] is resume
+    assert parsed(*flags).given == {"resume"}
 
 
 def test_zero_is_a_scale_and_flags_are_the_settings():
-    parsed = parse(
-        ["train.py", "--scale=0.0,none", "--d_v=5", "--learning_rate=1e-2,1"], TrainConfig
-    )
-    config = parsed.pick(TrainConfig)
+    flags = ("--scale=0.0,none", "--d_v=5", "--learning_rate=1e-2,1")
+    config = parsed(*flags).pick(TrainConfig)
     assert [rule.multiplier for rule in config.rules()] == [0.0, 1.0]
     assert (config.d_v, config.learning_rate) == (5, (0.01, 1.0))
-    assert resolve(TrainConfig()) == resolve(parse(["train.py"], TrainConfig).pick(TrainConfig))
+    assert resolve(TrainConfig()) == resolve(parsed().pick(TrainConfig))
 
 
 def test_flags_can_come_from_a_file(tmp_path):
     (tmp_path / "flags").write_text("--steps=7\n--scale=mup\n")
-    parsed = parse(["train.py", f"--flagfile={tmp_path / 'flags'}"], TrainConfig)
-    assert (parsed.values["steps"], parsed.values["scale"]) == (7, ("mup",))
+    values = parsed(f"--flagfile={tmp_path / 'flags'}").values
+    assert (values["steps"], values["scale"]) == (7, ("mup",))
 
 
 def test_help_names_every_setting(capsys):

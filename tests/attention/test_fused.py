@@ -1,5 +1,7 @@
 """Fused attention through the XLA implementation, against the plain path; what it refuses."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,5 +108,6 @@ def test_means_of_what_is_unknown_are_unknown():
     ],
 )
 def test_what_it_cannot_serve_is_an_error(arrays, options, message):
+    settings: dict[str, Any] = {"implementation": "xla", **options}
     with pytest.raises(ValueError, match=message):
-        fused_attention(*arrays, **{"implementation": "xla", **options})
+        fused_attention(*arrays, **settings)

@@ -200,7 +200,9 @@ def temporary_bytes(attention, length, **options):
         return jnp.sum(values), statistics
 
     gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))
-    return gradient.lower(shape, shape, shape).compile().memory_analysis().temp_size_in_bytes
+    analysis = gradient.lower(shape, shape, shape).compile().memory_analysis()
+    assert analysis is not None
+    return analysis.temp_size_in_bytes
 
 
 def test_memory_grows_linearly():
@@ -242,7 +244,7 @@ def test_merged_sums_are_the_sums_of_the_whole(logits, visible, left):
 
 def test_merging_keeps_the_digits_of_a_saturated_row():
     """Float64 by hand: a tail of e^-30 beside a maximum that comes last."""
-    logits, everything = np.float32([[0.0, -1.0, 30.0]]), np.ones((1, 3), bool)
+    logits, everything = np.array([[0.0, -1.0, 30.0]], np.float32), np.ones((1, 3), bool)
     (_, statistics), _ = merged_and_whole(logits, everything, np.array([[True, True, False]]))
     tail = np.exp([-30.0, -31.0])
     z = 1 + tail.sum()

@@ -1,6 +1,7 @@
 """Rows: strict JSON with the same bits, half-written and damaged files, one tidy table."""
 
 import json
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +20,7 @@ NAMES = (LaneName("none", 1e-3, 0), LaneName("0.2", 1e-3, 0))
 def result(start=0, stop=3, layers=2, heads=3, seed=0):
     draw = np.random.default_rng(seed)
     steps = stop - start
-    scalars = {
+    scalars: dict[str, Any] = {
         name: draw.normal(size=(2, steps)).astype(np.float32) for name in recording.STEP_SCALARS
     }
     by_head = draw.normal(size=(len(HeadStatistics._fields), 2, steps, layers, heads))
@@ -60,7 +61,8 @@ def test_what_is_not_finite_is_null_and_the_rest_of_its_row_stays():
     chunk = result()
     chunk.metrics.loss[1, 2] = np.nan
     chunk.metrics.heads.logit_max[1, 2, 0, 1] = np.inf
-    chunk.evaluation.loss[0] = -np.inf
+    evaluation: Any = chunk.evaluation
+    evaluation.loss[0] = -np.inf
     form = RowFormat(NAMES, [1.0, 0.2], log_every=1)
     row = rows_of(form.metrics(chunk))[-1]
     assert row["loss"] is None
