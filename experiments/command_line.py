@@ -7,6 +7,7 @@ words and of leaving with status 1 are put right. Parsing touches no global stat
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 import textwrap
 import types
@@ -70,7 +71,7 @@ def parse(argv: Sequence[str], *settings: type) -> Parsed | None:
 
 def typed(argv: Sequence[str], *without: str) -> str:
     """The flags of argv as they were typed, but for some."""
-    return " ".join(word for word in argv[1:] if word.lstrip("-").split("=")[0] not in without)
+    return shlex.join(word for word in argv[1:] if word.lstrip("-").split("=")[0] not in without)
 
 
 def help_text(command: str, about: str, notes: dict[str, str], *settings: type) -> str:

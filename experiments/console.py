@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import itertools
+import shlex
 import signal
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from experiments.command_line import Parsed
 from experiments.config import RecordOptions, TrainConfig
 from experiments.lanes import ChunkResult
 from experiments.recording import RunFolderError as RunFolderError
+from experiments.recording import disk_errors_named
 from experiments.run import Recorded, record, stored_config
 
 RUNS = Path("runs")
@@ -126,14 +128,15 @@ class _Progress:
 def _conclude(recorded: Recorded, options: RecordOptions, flags: str, err: Console) -> int:
     """Summary, figures, what diverged, what to do next."""
     config, folder = recorded.config, options.out
+    here = shlex.quote(str(folder))
     if recorded.stopped_by is not None:
         name = signal.Signals(recorded.stopped_by).name
         err.print(
             f"stopped by {name} after {recorded.steps_done} of {config.steps} steps; "
-            f"go on with: python train.py --resume --out={folder}"
+            f"go on with: python train.py --resume --out={here}"
         )
         return 128 + recorded.stopped_by
-    with err.status("summary and figures"):
+    with err.status("summary and figures"), disk_errors_named(folder):
         summary = report.write_results(folder, figures=options.figures, say=err.print)
     Console(highlight=False).print(report.terminal_tables(summary))
     err.print(f"written: {folder}, with report.md")
@@ -147,8 +150,9 @@ def _conclude(recorded: Recorded, options: RecordOptions, flags: str, err: Conso
     if len(config.scale) == 1:
         other = "sqrt" if config.scale[0] != "sqrt" else "none"
         err.print("the other arm, and the two compared:")
-        err.print(f"  python train.py --scale={other} {flags} --out={folder}-{other}")
-        err.print(f"  python -m experiments compare {folder} {folder}-{other}")
+        there = shlex.quote(f"{folder}-{other}")
+        err.print(f"  python train.py --scale={other} {flags} --out={there}")
+        err.print(f"  python -m experiments compare {here} {there}")
     if len(diverged) == len(recorded.names):
         err.print(f"every lane diverged: {folder} has nothing to conclude from")
         return 1

@@ -77,6 +77,17 @@ def locked(folder: Path) -> Generator[None]:
         os.close(handle)
 
 
+@contextlib.contextmanager
+def disk_errors_named(folder: Path) -> Generator[None]:
+    """Give the folder's name to an error of the disk that names nothing, as a full one does."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(folder)
+        raise
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write strict JSON to path in one piece: readers see the old file or the new one."""
     partial(path).write_text(json.dumps(strict(content), indent=1, ensure_ascii=False) + "\n")

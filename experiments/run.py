@@ -138,7 +138,7 @@ def record(
         _make_folder(folder)
     elif not folder.is_dir():
         raise RunFolderError(f"resume: there is no run folder {folder}")
-    with recording.locked(folder):
+    with recording.disk_errors_named(folder), recording.locked(folder):
         if not options.resume:
             _claim_folder(folder, config, overwrite=options.overwrite)
         return _record(config, options, watch, begin, say)
@@ -285,10 +285,7 @@ class _Writer:
     def _finish_pending(self) -> None:
         pending, self._pending = self._pending, None
         if pending is not None:
-            try:
-                pending.result()
-            except OSError as error:
-                raise OSError(error.errno, error.strerror, str(self._folder)) from error
+            pending.result()
 
     def _write(self, result: ChunkResult) -> None:
         if not self._folder.is_dir():  # its open files would take rows that nobody can find
