@@ -46,7 +46,7 @@ def copies(pair, tmp_path):
     return [shutil.copytree(folder, tmp_path / folder.name) for folder in pair]
 
 
-def tested(pair, index):
+def result_of(pair, index):
     """The test of the quantity number `index` of a pair."""
     test = pair.compared[index].test
     assert test is not None
@@ -66,7 +66,7 @@ def test_a_pair_is_compared_seed_by_seed(pair):
     assert list(by_name) == ["accuracy %", "loss", "loss area", "steps to 90%"]
     loss = [evaluations(folder, "loss") for folder in pair]
     difference = loss[0][:, -1] - loss[1][:, -1]
-    test = tested(found, 1)
+    test = result_of(found, 1)
     assert test.mean_difference == pytest.approx(difference.mean())
     assert test.p_value == pytest.approx(
         stats.permutation_test(
@@ -94,7 +94,7 @@ def test_the_command_prints_a_table_and_what_few_seeds_cannot_show(pair, capsys)
 def test_swapping_the_runs_swaps_the_signs(pair):
     (found,), (swapped,) = compare_runs(*pair), compare_runs(*pair[::-1])
     for index in range(3):
-        one, other = tested(found, index), tested(swapped, index)
+        one, other = result_of(found, index), result_of(swapped, index)
         assert one.mean_difference == -other.mean_difference
         assert one.p_value == other.p_value
         assert one.probability_better == pytest.approx(1 - other.probability_better)
@@ -113,7 +113,7 @@ def test_times_are_compared_with_the_late_ones_censored(copies, capsys):
     (found,) = compare_runs(*copies)
     times = found.compared[-1]
     assert times.short == (2, 0)
-    assert tested(found, 3).mean_difference == pytest.approx(np.mean([4, 4, 8, 8, 4]))
+    assert result_of(found, 3).mean_difference == pytest.approx(np.mean([4, 4, 8, 8, 4]))
     assert experiments(["experiments", "compare", *map(str, copies)]) == 0
     text = capsys.readouterr().out
     assert "≥ 10 (8–>12)" in text
@@ -156,7 +156,7 @@ def test_settings_that_only_say_how_it_was_watched_may_differ(pair, copies):
     rewrite(copies[1], lambda row: row["step"] != 4)
     (found,) = compare_runs(*copies)
     assert list(found.a.evaluation_steps) == list(found.b.evaluation_steps) == [0, 8, 12]
-    assert tested(found, 1) == tested(compare_runs(*pair)[0], 1)
+    assert result_of(found, 1) == result_of(compare_runs(*pair)[0], 1)
     assert any("16 steps were asked for" in note for note in notes(found))
 
 
@@ -223,7 +223,7 @@ def test_every_arm_meets_those_of_the_other_run(pair, tiny, tmp_path):
     record(config, RecordOptions(folder, figures=False))
     found = compare_runs(pair[0], folder)
     assert [(p.a.rule.name, p.b.rule.name) for p in found] == [("none", "mup"), ("none", "sqrt")]
-    assert tested(found[1], 1) == tested(compare_runs(*pair)[0], 1)
+    assert result_of(found[1], 1) == result_of(compare_runs(*pair)[0], 1)
 
 
 @pytest.mark.parametrize(
