@@ -106,7 +106,8 @@ program = training.lane_program(resolve(config))
 program = program._replace(model=program.model._replace(dtype="float64"))
 
 def run(multiplier, **query_key):
-    rate = 0.1 if optimizer == "sgd" else 1e-2
+    # SGD at 0.1 is chaotic on batches of 4: it blows a last bit up to the whole loss by step 200.
+    rate = 1e-2
     numbers = jax.tree.map(np.float64, Lane(multiplier, rate, 0, **query_key))
     lane = numbers._replace(seed=np.uint32(3))
     params = training.initialize(program, lane._replace(query_key_init=np.float64(1))).params
