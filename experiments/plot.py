@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,9 +86,11 @@ def draw_figures(arms: Sequence[Arm], folder: Path, say: Callable[[str], None]) 
     from experiments import attention_maps, curves
     from experiments.recording import RunFolderError
 
-    drawn = [curves.draw_curves(arms, folder)]
+    with ThreadPoolExecutor(1) as beside:  # XLA compiles while matplotlib draws
+        maps = beside.submit(attention_maps.read_maps, arms, say)
+        drawn = [curves.draw_curves(arms, folder)]
     try:
-        drawn.append(attention_maps.draw_maps(attention_maps.read_maps(arms, say), folder))
+        drawn.append(attention_maps.draw_maps(maps.result(), folder))
     except (ValueError, RunFolderError) as error:
         say(f"no attention maps: {error}")
     return drawn
