@@ -32,12 +32,18 @@ def main(*flags):
     return train.main(["train.py", *flags])
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A folder for compiled programs."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def command(tmp_path):
-    """Runs train.py in a process of its own, in an empty folder, with its own cache."""
+def command(tmp_path, cache):
+    """Runs train.py in a process of its own, in an empty folder."""
 
     def run(*flags, **kwargs):
-        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
         return subprocess.Popen(
             [sys.executable, str(ROOT / "train.py"), *flags],
             cwd=tmp_path,
@@ -128,15 +134,20 @@ def test_help_names_every_setting(capsys):
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_main_runs_twice_in_one_process_and_says_how_to_go_on(tmp_path, capsys):
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """The rows of a run of both arms."""
+    folder = tmp_path_factory.mktemp("both") / "run"
+    assert main(*TINY, f"--out={folder}", "--compilation_cache=off") == 0
+    return (folder / "metrics.jsonl").read_text().splitlines()
+
+
+def test_main_runs_twice_in_one_process_and_says_how_to_go_on(tmp_path, capsys, rows):
     for arm in ("none", "sqrt"):
         out = f"--out={tmp_path / arm}"
         assert main(*TINY, f"--scale={arm}", out, "--compilation_cache=off") == 0
         assert "python -m experiments compare" in capsys.readouterr().err
-    both = tmp_path / "both"
-    assert main(*TINY, f"--out={both}", "--compilation_cache=off") == 0
     # One arm alone writes the rows that it has beside another.
-    rows = (both / "metrics.jsonl").read_text().splitlines()
     for arm in ("none", "sqrt"):
         alone = (tmp_path / arm / "metrics.jsonl").read_text().splitlines()
         assert alone == [row for row in rows if json.loads(row)["scale"] == arm]
@@ -151,7 +162,9 @@ def test_every_lane_diverged_is_status_1(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_stops_at_the_next_chunk_and_says_how_to_resume(command, tmp_path, number, status):
+def test_a_signal_stops_at_the_next_chunk_and_says_how_to_resume(
+    command, tmp_path, number, status, rows
+):
     process = command(*TINY[:1], "--steps=1000000", *TINY[2:], "--out=run")
     metrics = tmp_path / "run" / "metrics.jsonl"
     while not (metrics.exists() and metrics.stat().st_size):
@@ -164,6 +177,9 @@ def test_a_signal_stops_at_the_next_chunk_and_says_how_to_resume(command, tmp_pa
     assert "Traceback" not in error
     last = int(metrics.read_text().splitlines()[-1].split(",")[0].split(":")[1])
     assert (tmp_path / "run" / "checkpoints" / str(last + 1) / "manifest.json").is_file()
+    # Another process, which compiled for itself, and another number of steps: the same bytes.
+    written = metrics.read_text().splitlines()
+    assert written[: len(rows)] == rows[: len(written)]
 
 
 @pytest.mark.parametrize(("flag", "status"), [("--scale=sqr", 2), ("--help", 0)])
