@@ -102,11 +102,13 @@ def test_saturated_rows_lose_no_digits(num_keys):
     logits = np.random.default_rng(0).normal(scale=22.6, size=(400, num_keys)).astype(np.float32)
     where = np.ones(logits.shape, bool)
     assert_statistics(logits, where)
-    # Relative accuracy survives as well, far below one rounding of 1 (checked in float64 while
-    # 1 - p still has digits there).
-    norm, expected = statistics_of(logits, where).jacobian_norm, reference(logits, where)
-    digits = expected["jacobian_norm"] > 1e-9
-    np.testing.assert_allclose(norm[digits], expected["jacobian_norm"][digits], rtol=1e-5)
+    # Nor relative ones, far below one rounding of 1 (checked while float64's 1 - p has digits).
+    actual, expected = statistics_of(logits, where), reference(logits, where)
+    for name in ("entropy", "jacobian_trace", "jacobian_norm"):
+        readable = expected[name] > 1e-9
+        np.testing.assert_allclose(
+            getattr(actual, name)[readable], expected[name][readable], rtol=1e-5, err_msg=name
+        )
 
 
 @pytest.mark.parametrize(
@@ -154,10 +156,15 @@ def test_what_is_hidden_does_not_matter_and_what_is_broken_shows():
     clean_values, clean_slopes = entropies_and_slopes(clean, where)
     np.testing.assert_array_equal(values[0], clean_values[0])
     np.testing.assert_array_equal(slopes[0], clean_slopes[0])
+    tangents = np.where(where & np.isfinite(logits), 1, np.nan).astype(np.float32)
+    _, forward = jax.jit(
+        lambda s, t: jax.jvp(lambda s: entropy(s, where=jnp.asarray(where)), (s,), (t,))
+    )(logits, tangents)
+    np.testing.assert_allclose(forward[0], 0, atol=1e-6)  # a shift of every logit
     statistics = statistics_of(logits, where)
     assert float(statistics.logit_max[0]) == 2.0
-    for broken in (values, slopes, statistics.entropy, statistics.logit_max, statistics.max_weight):
-        assert np.all(np.isnan(broken[1]))
+    broken = (values, slopes, forward, *statistics[:3], statistics.logit_max)
+    assert all(np.all(np.isnan(field[1])) for field in broken)
 
 
 def test_where_broadcasts_and_no_keys_give_zeros():
