@@ -113,6 +113,19 @@ def test_more_steps_equal_the_run_that_had_them_from_the_start(tiny, tiny_run, t
     assert json.loads((short / "config.json").read_text())["steps"] == 12
 
 
+def test_a_prolonged_run_that_dies_at_once_goes_on_as_the_longer_one(tiny, tiny_run, tmp_path):
+    def die(result):
+        raise KeyboardInterrupt
+
+    cut = tmp_path / "cut"
+    go(dataclasses.replace(tiny, steps=6), cut)  # whose last evaluation the longer run lacks
+    with pytest.raises(KeyboardInterrupt):
+        go(tiny, cut, resume=True, watch=die)
+    assert run.stored_config(cut).steps == 12
+    go(run.stored_config(cut), cut, resume=True)
+    assert rows(cut) == rows(tiny_run)
+
+
 def test_fewer_steps_than_done_are_refused(tiny, tiny_run, tmp_path):
     cut = tmp_path / "cut"
     shutil.copytree(tiny_run, cut)
@@ -165,6 +178,35 @@ def test_a_folder_is_not_written_over_unless_told_to_and_only_if_a_run(tiny, tin
     with pytest.raises(RunFolderError, match="there is no run folder"):
         go(tiny, tmp_path / "nowhere", resume=True)
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_an_empty_folder_can_become_a_run_folder(tiny, tiny_run, tmp_path):
+    (tmp_path / "config.json.partial").write_text('{"st')  # killed before it was one
+    go(tiny, tmp_path)
+    assert rows(tmp_path) == rows(tiny_run)
+    assert not (tmp_path / "config.json.partial").exists()
+
+
+def test_an_overwrite_that_was_cut_short_can_be_done_again(tiny, tiny_run, tmp_path, monkeypatch):
+    def refuse(path):
+        raise OSError(5, "Input/output error", str(path))
+
+    folder = shutil.copytree(tiny_run, tmp_path / "run")
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="checkpoints"):
+        patch.setattr(shutil, "rmtree", refuse)
+        go(tiny, folder, overwrite=True)
+    assert (folder / "config.json").is_file()
+    go(tiny, folder, overwrite=True)
+    assert rows(folder) == rows(tiny_run)
+
+
+@pytest.mark.parametrize("damage", [os.unlink, lambda path: path.write_text('{"versions":')])
+def test_a_lost_environment_is_made_again(tiny, tiny_run, tmp_path, damage):
+    folder = shutil.copytree(tiny_run, tmp_path / "run")
+    damage(folder / "environment.json")
+    go(tiny, folder, resume=True)
+    made, before = (json.loads((f / "environment.json").read_text()) for f in (folder, tiny_run))
+    assert made["digests"] == before["digests"]
 
 
 def test_a_broken_lane_takes_no_other_with_it(tiny, tmp_path):
