@@ -142,9 +142,9 @@ def test_gradients_of_saturated_rows_keep_their_digits():
 
 
 def test_what_is_broken_is_seen_to_be_broken():
-    query, key, value = inputs((), 4, 12, 1, 1)
-    output = streaming_attention(query.at[2].set(jnp.nan), key, value, block_size=4)
-    broken = [False, False, True, False]
+    query, key, value = inputs((), 12, 12, 1, 1)
+    output = streaming_attention(query, key.at[5].set(jnp.nan), value, causal=True, block_size=4)
+    broken = np.arange(12) >= 5
     np.testing.assert_array_equal(np.isnan(output.values).any(axis=(1, 2)), broken)
     for name in ("entropy", "max_weight", "jacobian_norm", "logit_std", "logit_max"):
         np.testing.assert_array_equal(np.isnan(getattr(output.statistics, name))[0], broken)
