@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from experiments import startup
-from experiments.command_line import disk_error, fail, help_text, parse, typed
-from experiments.config import RecordOptions, TrainConfig, resolve
+from experiments.command_line import Parsed, disk_error, fail, help_text, parse, typed
+from experiments.config import ProcessOptions, RecordOptions, TrainConfig, check_process, resolve
 
 COMMAND = "train.py"
 ABOUT = """\
@@ -18,41 +17,57 @@ Trains a small transformer on a toy task, once for each score rule (arm) and see
 weights, same batches, one number changed. Writes one row a step and lane to a run folder."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ProcessOptions:
-    """What concerns this process only."""
-
-    compilation_cache: str | None = dataclasses.field(
-        default=None,
-        metadata={
-            "help": "folder for compiled programs, or off",
-            "default": "why-sqrt-dk in the user's cache folder",
-        },
-    )
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the command line; returns the exit status."""
     settings = (TrainConfig, RecordOptions, ProcessOptions)
     try:
         parsed = parse(argv, *settings)
+        if parsed is None:
+            from experiments import tasks
+
+            notes = {"tasks": ", ".join(tasks.TASKS)}
+            print(help_text("python train.py", ABOUT, notes, *settings))
+            return 0
+        config, options = parsed.pick(TrainConfig), parsed.pick(RecordOptions)
+        if not options.resume:  # otherwise much of it is the stored run's
+            config = resolve(config)
+        process = check_process(parsed.pick(ProcessOptions))
     except ValueError as error:
         fail(COMMAND, error)
-    from experiments import console  # starts importing JAX
-
-    if parsed is None:
-        print(help_text("python train.py", ABOUT, console.help_notes(), *settings))
-        return 0
-    options = parsed.pick(RecordOptions)
-    try:
-        config = resolve(console.requested_config(parsed, options))
-    except (ValueError, console.RunFolderError) as error:
-        fail(COMMAND, error)
-    cache = parsed.values["compilation_cache"]
+    cache = process.compilation_cache
     if cache != "off":
         startup.use_compilation_cache(Path(cache) if cache else startup.default_cache())
+    flags = typed(argv, "scale", "out", "resume", "overwrite", "process_id")
+    if not process.distributed:
+        return lead(parsed, config, flags)
+
+    from experiments import processes
+
     try:
-        return console.run(config, options, typed(argv, "scale", "out", "resume", "overwrite"))
+        processes.start(process.coordinator_address, process.num_processes, process.process_id)
+    except ValueError as error:
+        fail(COMMAND, error)
+    if not processes.leading():
+        from experiments import run
+
+        return run.follow()
+    with processes.Followers() as followers:
+        return lead(parsed, config, flags, followers)
+
+
+def lead(parsed: Parsed, config: TrainConfig, flags: str, followers=None) -> int:
+    """Record the run; returns the exit status."""
+    from experiments import console, run
+
+    options = parsed.pick(RecordOptions)
+    try:
+        if options.resume:
+            config = resolve(console.resumed_config(parsed, options))
+        run.prepare(config)
+    except (ValueError, console.RunFolderError) as error:
+        fail(COMMAND, error)
+    try:
+        return console.run(config, options, flags, followers)
     except console.RunFolderError as error:
         fail(COMMAND, error)
     except OSError as error:

@@ -15,7 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from attention.dot_product import dot_product_attention
+from attention.fused import fused_attention
 from attention.statistics import HeadStatistics, attention_statistics, head_means
+from attention.streaming import streaming_attention
 
 Params = Any  # nested dict of float32 arrays
 
@@ -40,6 +42,7 @@ class TransformerConfig(NamedTuple):
     norm: str = "pre"  # where LayerNorm stands: "pre" or "post" (Xiong et al. 2020)
     dropout_rate: float = 0.0
     dtype: str = "float32"  # of activations; parameters, softmax and statistics stay float32
+    attention: str = "plain"  # how it is computed: "plain", "streaming" or "fused"
 
 
 class TransformerOutput(NamedTuple):
@@ -47,7 +50,7 @@ class TransformerOutput(NamedTuple):
 
     logits: jax.Array  # [B, T, O], float32 or better
     statistics: HeadStatistics  # fields [L, H]
-    weights: jax.Array  # [L, B, H, T, T], before dropout
+    weights: jax.Array | None  # [L, B, H, T, T], before dropout; None if attention keeps none
 
 
 def init(config: TransformerConfig, key: jax.Array) -> Params:
@@ -74,7 +77,7 @@ def apply(
       scale: what q·k is multiplied by; a number, traced or not.
       dropout_key: turns dropout on, at config.dropout_rate; None is evaluation.
       logit_probe_LBHTS: added to the attention logits. The gradient with respect to a probe of
-        zeros is the gradient with respect to the logits themselves.
+        zeros is the gradient with respect to the logits themselves. Plain attention only.
     """
     rngs = None if dropout_key is None else {"dropout": dropout_key}
     output: Any = _Transformer(config).apply(
@@ -131,7 +134,7 @@ class _Transformer(nn.Module):
         return TransformerOutput(
             logits=logits_NO.reshape(*tokens_BT.shape, c.num_outputs),
             statistics=jax.tree.map(lambda *layers: jnp.stack(layers), *statistics),
-            weights=jnp.stack(weights),
+            weights=jnp.stack(weights) if c.attention == "plain" else None,
         )
 
 
@@ -149,21 +152,26 @@ class _Attention(nn.Module):
             )
             return dense(x_ND).reshape(*tokens_shape, *features)
 
+        inputs = project("query", c.d_k), project("key", c.d_k), project("value", c.d_v)
         rate = 0.0 if deterministic else c.dropout_rate
-        attended = dot_product_attention(
-            project("query", c.d_k),
-            project("key", c.d_k),
-            project("value", c.d_v),
-            scale=scale,
-            bias=logit_probe_BHTS,
-            causal=c.causal,
-            dropout_rate=rate,
-            dropout_key=self.make_rng("dropout") if rate > 0 else None,
-        )
-        rows = attention_statistics(attended.logits, where=attended.visible)
+        if c.attention == "plain":
+            values, weights, logits, visible = dot_product_attention(
+                *inputs,
+                scale=scale,
+                bias=logit_probe_BHTS,
+                causal=c.causal,
+                dropout_rate=rate,
+                dropout_key=self.make_rng("dropout") if rate > 0 else None,
+            )
+            rows = attention_statistics(logits, where=visible)
+        else:  # neither holds weights to drop, or logits to probe
+            if rate > 0 or logit_probe_BHTS is not None:
+                raise ValueError(f"{c.attention} attention has no dropout and no logit probe")
+            weights = None
+            attend = {"streaming": streaming_attention, "fused": fused_attention}[c.attention]
+            values, rows = attend(*inputs, scale=scale, causal=c.causal)
         output = nn.Dense(c.d_model, use_bias=False, dtype=c.dtype, name="output")
-        values_ND = output(attended.values.reshape(len(x_ND), -1))
-        return values_ND, head_means(rows), attended.weights
+        return output(values.reshape(len(x_ND), -1)), head_means(rows), weights
 
 
 class _FeedForward(nn.Module):

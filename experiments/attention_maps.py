@@ -23,6 +23,7 @@ from experiments.arms import Arm
 from experiments.training import Lane, LaneProgram
 
 MOST_ROWS = 48  # heads in one figure; more would be a poster
+MOST_POSITIONS = 512  # more than a panel has pixels, and the weights are their square
 MOST_LABELS = 32  # tokens on an axis
 TICKS = (0, 0.05, 0.2, 0.5, 1)  # of the colour bar
 
@@ -48,9 +49,14 @@ class ArmMaps(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames="program")
 def attend(program: LaneProgram, lane: Lane, params: transformer.Params) -> Example:
-    """Run a lane's model on the first held-out sequence, without dropout."""
+    """Run a lane's model on the first held-out sequence, without dropout.
+
+    By plain attention, whatever the lane was trained with: the others don't hold the weights.
+    """
+    program = program._replace(model=program.model._replace(attention="plain"))
     batch = jax.tree.map(lambda array: array[:1], training.evaluation_batch(program))
     output = transformer.apply(program.model, params, batch.tokens_BT, lane.multiplier)
+    assert output.weights is not None
     tokens_T, targets_T, answers_T = (array[0] for array in batch)
     return Example(tokens_T, targets_T, answers_T, output.weights[:, 0])
 
@@ -64,7 +70,11 @@ def read_maps(arms: Sequence[Arm], say: Callable[[str], None]) -> list[ArmMaps]:
 
     Raises:
       RunFolderError: a run has no good checkpoint, or those of another model.
+      ValueError: longer sequences than can be shown.
     """
+    longest = max(arm.config.sequence_length or 0 for arm in arms)
+    if longest > MOST_POSITIONS:
+        raise ValueError(f"{longest} positions are more than can be shown, {MOST_POSITIONS}")
     found = []
     for folder in dict.fromkeys(arm.folder for arm in arms):
         own = [arm for arm in arms if arm.folder == folder]

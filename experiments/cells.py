@@ -210,19 +210,19 @@ def run_cell(
         return runs.select(keys)
     steps: Any = cell.config.steps
     watch((len(keys) - len(missing)) * steps)
-    devices: list[jax.Device] = []
+    places: list[lanes.Place] = []
     if missing:
         jax.config.update("jax_default_matmul_precision", cell.config.matmul_precision)
-        devices = lanes.start_devices(len(missing))
+        places = lanes.start_places(len(missing))
         # What a task draws is decided by its code too, which may change under a stored cell.
         settings["held_out_data"] = recording.digest(_held_out(training.lane_program(cell.config)))
         _check_settings(path, about["settings"], settings)
         about["settings"] |= settings
-        environment = recording.environment(devices, cell.config.matmul_precision)
+        environment = recording.environment(places, cell.config.matmul_precision)
         if environment not in about["environments"]:
             about["environments"].append(environment)
     for first in range(0, len(missing), LANES_AT_ONCE):
-        new = _run_lanes(cell, missing[first : first + LANES_AT_ONCE], arms, devices, watch)
+        new = _run_lanes(cell, missing[first : first + LANES_AT_ONCE], arms, places, watch)
         runs = new if runs is None else _join(runs, new)
         save_cell(path, runs, about)
     if runs is None:
@@ -237,7 +237,7 @@ def _run_lanes(
     cell: Cell,
     keys: Sequence[LaneKey],
     arms: dict[str, CellArm],
-    devices: Sequence[jax.Device],
+    places: Sequence[lanes.Place],
     watch: Callable[[int], None],
 ) -> CellRuns:
     config: Any = cell.config
@@ -247,7 +247,7 @@ def _run_lanes(
     program = training.lane_program(config)
     lane_list = [arms[key.arm].lane(config.d_k, key.learning_rate, key.seed) for key in keys]
     kept = _Kept(config.eval_every)
-    for result in lanes.run_chunks(program, lane_list, chunks, devices=devices[: len(keys)]):
+    for result in lanes.run_chunks(program, lane_list, chunks, places=places[: len(keys)]):
         kept.add(result)
         watch((result.chunk.stop - result.chunk.start) * len(keys))
     return kept.finish(keys)
@@ -275,6 +275,9 @@ class _Kept:
                 self._keep_row(result, 0)
         self._last = result
 
+    def _diverged_at(self) -> list[int]:
+        return [int(state.diverged_at) for state in self._last.states if state is not None]
+
     def _keep_row(self, result: ChunkResult, row: int) -> None:
         for name in ROW_STATISTICS:
             values = getattr(result.metrics.heads, name)[:, row]
@@ -291,7 +294,7 @@ class _Kept:
             seed=np.array(seed),
             steps=np.array(self._steps),
             spikes_per_thousand=spikes.per_thousand,
-            diverged_at=np.array([int(state.diverged_at) for state in self._last.states]),
+            diverged_at=np.array(self._diverged_at()),
             **columns,
         )
 

@@ -19,7 +19,7 @@ OPTIMIZERS = ("adam", "adamw", "sgd")
 NORMS = ("pre", "post")
 DTYPES = ("float32", "bfloat16", "float16")
 PRECISIONS = ("default", "high", "highest")
-ATTENTIONS = ("plain",)
+ATTENTIONS = ("plain", "streaming", "fused")
 
 _LARGEST_SEED = 2**31 - 1
 _LARGEST_FACTOR = 1e30  # of q·k: float32 ends at 3e38
@@ -82,7 +82,15 @@ class TrainConfig:
     vectorize_lanes: bool = _setting(
         False, "run a device's lanes as one batch: for accelerators; changes the last bits"
     )
-    attention: str = _setting("plain", "how attention is computed: plain")
+    batch_shards: int = _setting(
+        1, "devices that share each batch, for models too large for one; changes the last bits"
+    )
+    attention: str = _setting(
+        "plain",
+        "how attention is computed: plain; streaming, in linear memory; or fused, by an NVIDIA "
+        "GPU's own kernel in half precision. The last two have no dropout and no grad_norm_logits, "
+        "fused no row statistics but entropy",
+    )
 
     def rules(self) -> tuple[ScoreRule, ...]:
         """The score rules of `scale`, for this d_k."""
@@ -121,6 +129,49 @@ class RecordOptions:
     tensorboard: bool = _setting(False, "write event files for TensorBoard too")
 
 
+@dataclasses.dataclass(frozen=True)
+class ProcessOptions:
+    """What concerns one process only."""
+
+    compilation_cache: str | None = _setting(
+        None, "folder for compiled programs, or off", "why-sqrt-dk in the user's cache folder"
+    )
+    distributed: bool = _setting(
+        False,
+        "this is one of several processes of one run, each started with the same flags; finds the "
+        "others on Slurm, TPU pods and Kubernetes, elsewhere by the next three",
+    )
+    coordinator_address: str | None = _setting(None, "host:port of process 0", "found out")
+    num_processes: int | None = _setting(None, "how many processes there are", "found out")
+    process_id: int | None = _setting(None, "which of them this is, from 0", "found out")
+
+
+def check_process(options: ProcessOptions) -> ProcessOptions:
+    """The options as they are.
+
+    Raises:
+      ValueError: they contradict each other, or one of them can't be.
+    """
+    address, count, number = options.coordinator_address, options.num_processes, options.process_id
+    names = ("coordinator_address", "num_processes", "process_id")
+    given = [name for name in names if getattr(options, name) is not None]
+    if not given:
+        return options
+    if not options.distributed:
+        raise ValueError(f"{given[0]}: says nothing without --distributed")
+    if address is None or count is None or number is None:
+        raise ValueError(
+            f"{given[0]}: {', '.join(names)} belong together; give all three, or none where they "
+            "can be found out"
+        )
+    _check_integer("num_processes", count, 1, 2**16)
+    _check_integer("process_id", number, 0, count - 1)
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 2**16):
+        raise ValueError(f"coordinator_address: {address!r}, must be host:port")
+    return options
+
+
 def resolve(config: TrainConfig) -> TrainConfig:
     """Fill in the defaults that depend on other fields, and check every field.
 
@@ -153,6 +204,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
         ("eval_every", 1, 10**8),
         ("checkpoint_every", 1, 10**8),
         ("eval_size", 1, 2**16),
+        ("batch_shards", 1, 2**10),
     ):
         _check_integer(name, getattr(config, name), at_least, at_most)
     if config.seed + config.num_seeds - 1 > _LARGEST_SEED:
@@ -166,6 +218,14 @@ def resolve(config: TrainConfig) -> TrainConfig:
             raise ValueError(f"scale: {rule.name}, must be at most {_LARGEST_FACTOR:g} in size")
     if type(config.vectorize_lanes) is not bool:
         raise ValueError(f"vectorize_lanes: {config.vectorize_lanes!r}, must be true or false")
+    for name in ("batch_size", "eval_size"):
+        if getattr(config, name) % config.batch_shards:
+            raise ValueError(
+                f"batch_shards: {config.batch_shards} does not divide {name}, "
+                f"{getattr(config, name)}"
+            )
+    if config.batch_shards > 1 and config.vectorize_lanes:
+        raise ValueError("batch_shards: contradicts vectorize_lanes; give one of them")
     if not (isinstance(config.dropout_rate, float | int) and 0 <= config.dropout_rate < 1):
         raise ValueError(f"dropout_rate: {config.dropout_rate}, must be in [0, 1)")
     if config.clip_norm is not None:
@@ -197,6 +257,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
         learning_rate=_default(config.learning_rate, (task.learning_rates[config.optimizer],)),
         num_layers=_default(config.num_layers, task.num_layers),
     )
+    _check_attention(resolved)
     _check_size(resolved)
     return resolved
 
@@ -229,6 +290,24 @@ def _check_list(field: str, values: tuple) -> None:
     for value in values:
         if values.count(value) > 1:
             raise ValueError(f"{field}: {value} is given twice")
+
+
+def _check_attention(config: TrainConfig) -> None:
+    """Refuse what streaming and fused attention can't serve, whatever the machine."""
+    c = config
+    if c.attention != "plain" and c.dropout_rate > 0:
+        raise ValueError(
+            f"attention: {c.attention} has no dropout, but dropout_rate is {c.dropout_rate}; "
+            "give --dropout_rate=0 or --attention=plain"
+        )
+    if c.attention == "fused":
+        if c.dtype == "float32":
+            raise ValueError("attention: fused computes in half precision; give --dtype=bfloat16")
+        if c.d_v != c.d_k or c.d_k % 8 or c.d_k > 256:
+            raise ValueError(
+                f"attention: fused needs d_v equal to d_k, a multiple of 8, at most 256; "
+                f"they are {c.d_v} and {c.d_k}"
+            )
 
 
 def _check_size(config: TrainConfig) -> None:

@@ -24,6 +24,7 @@ from experiments import lanes, report, tasks
 from experiments.command_line import Parsed
 from experiments.config import RecordOptions, TrainConfig
 from experiments.lanes import ChunkResult
+from experiments.processes import Followers
 from experiments.recording import RunFolderError as RunFolderError
 from experiments.recording import disk_errors_named
 from experiments.run import Recorded, record, stored_config
@@ -31,19 +32,9 @@ from experiments.run import Recorded, record, stored_config
 RUNS = Path("runs")
 
 
-def help_notes() -> dict[str, str]:
-    """What --help needs to know of the tables of the project."""
-    return {"tasks": ", ".join(tasks.TASKS)}
-
-
-def requested_config(parsed: Parsed, options: RecordOptions) -> TrainConfig:
-    """The config that the flags ask for.
-
-    When resuming, flags that were not typed are those of the run.
-    """
+def resumed_config(parsed: Parsed, options: RecordOptions) -> TrainConfig:
+    """The config of the run to go on with; flags that were typed stand above it."""
     config = parsed.pick(TrainConfig)
-    if not options.resume:
-        return config
     if options.out is None:
         raise ValueError("resume: say which run, with --out=RUN")
     if options.overwrite:
@@ -53,13 +44,16 @@ def requested_config(parsed: Parsed, options: RecordOptions) -> TrainConfig:
     return dataclasses.replace(stored, **given)
 
 
-def run(config: TrainConfig, options: RecordOptions, flags: str) -> int:
+def run(
+    config: TrainConfig, options: RecordOptions, flags: str, followers: Followers | None = None
+) -> int:
     """Record a resolved config, showing progress; returns the exit status.
 
     Args:
       config: resolved.
       options: where to; out None is a new folder under runs/.
       flags: as typed, without the scale and the folder, for the command of the other arm.
+      followers: the other processes of this run, if there are any.
     """
     if options.out is None:
         options = dataclasses.replace(options, out=new_folder(config))
@@ -74,7 +68,12 @@ def run(config: TrainConfig, options: RecordOptions, flags: str) -> int:
     header = f"{options.out}: {task.name}, {config.steps} steps, {config.num_seeds} seeds; {arms}"
     with _Progress(config, err, header) as progress:
         recorded = record(
-            config, options, watch=progress.update, begin=progress.begin, say=err.print
+            config,
+            options,
+            watch=progress.update,
+            begin=progress.begin,
+            say=err.print,
+            followers=followers,
         )
     return _conclude(recorded, options, flags, err)
 

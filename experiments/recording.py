@@ -32,7 +32,7 @@ from typing import IO, Any
 import jax
 import numpy as np
 
-from experiments.lanes import ChunkResult, LaneName, num_cores
+from experiments.lanes import ChunkResult, LaneName, Place, num_cores
 from experiments.training import StepMetrics
 
 CONFIG, ENVIRONMENT = "config.json", "environment.json"
@@ -202,8 +202,9 @@ def sync(file: IO[str]) -> None:
     os.fsync(file.fileno())
 
 
-def environment(devices: Sequence[jax.Device], matmul_precision: str) -> dict[str, Any]:
+def environment(places: Sequence[Place], matmul_precision: str) -> dict[str, Any]:
     """What the numbers depend on besides the config, for environment.json."""
+    devices = [device for place in places for device in place.devices]
     packages = ("jax", "jaxlib", "flax", "optax", "numpy", "scipy", "orbax-checkpoint")
     return {
         "versions": {
@@ -215,7 +216,9 @@ def environment(devices: Sequence[jax.Device], matmul_precision: str) -> dict[st
         "machine": platform.machine(),
         "cores": num_cores(),
         # XLA's CPU thread pool has this many threads; the number changes the last bits of sums.
-        "thread_pool_size": max(int(os.environ.get("NPROC") or num_cores()), len(devices)),
+        "thread_pool_size": max(
+            int(os.environ.get("NPROC") or num_cores()), jax.local_device_count()
+        ),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "matmul_precision": matmul_precision,
         "git_revision": git_revision(),

@@ -1,7 +1,8 @@
 """One run from its config to its folder: devices, lanes, rows, checkpoints, summary, figures.
 
 `train` is for notebooks: it returns arrays, and writes only if asked to. `record` is what the
-command line does: everything goes to the run folder, and nothing is kept in memory.
+command line does: everything goes to the run folder, and nothing is kept in memory. Of several
+processes one records, and the others `follow`.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments import checkpoints, lanes, recording, training
+from experiments import checkpoints, lanes, processes, recording, training
 from experiments.config import RecordOptions, TrainConfig, resolve
-from experiments.lanes import Chunk, ChunkResult, LaneName
+from experiments.lanes import Chunk, ChunkResult, LaneName, Place
+from experiments.processes import Followers
 from experiments.recording import RunFolderError
 from experiments.tensorboard import EventWriter
 from experiments.training import Evaluation, LaneProgram, LaneState, StepMetrics
@@ -41,7 +43,7 @@ class TrainResult(NamedTuple):
     metrics: StepMetrics  # fields [lanes, steps, ...]
     evaluation_steps: np.ndarray  # [E]: updates taken before each evaluation
     evaluation: Evaluation  # fields [lanes, E]
-    states: tuple[LaneState, ...]  # one a lane, after the last step
+    states: tuple[LaneState | None, ...]  # one a lane, after the last step; None: elsewhere
 
 
 class Recorded(NamedTuple):
@@ -76,15 +78,15 @@ def train(
         if watch:
             watch(result)
 
-    states: list[LaneState] = []
+    states: list[LaneState | None] = []
     if out is None:
-        program, devices = prepare(config)
+        program, places = prepare(config)
         chunks = _plan(config, 0)
         for result in lanes.run_chunks(
             program,
             lanes.lanes_of(config),
             chunks,
-            devices=devices,
+            places=places,
             vectorize=config.vectorize_lanes,
         ):
             keep(result)
@@ -114,6 +116,7 @@ def record(
     watch: Watch = lambda result: None,
     begin: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
+    followers: Followers | None = None,
 ) -> Recorded:
     """Run a config into a run folder, or go on with the run that is there.
 
@@ -126,14 +129,16 @@ def record(
       watch: called with each ChunkResult as it is done.
       begin: called once, when nothing speaks against the run any more.
       say: called with one line for each thing worth knowing.
+      followers: the other processes, if there are any; they are told when the run begins.
 
     Raises:
-      ValueError: a setting that can't be.
+      ValueError: a setting that can't be, or that this machine's devices can't serve.
       RunFolderError: the folder can't be used as asked.
       OSError: the disk is full, read-only or gone; what was written stays readable.
     """
     config = resolve(config)
     folder = options.out
+    prepare(config)
     if not options.resume:
         _make_folder(folder)
     elif not folder.is_dir():
@@ -141,14 +146,39 @@ def record(
     with recording.disk_errors_named(folder), recording.locked(folder):
         if not options.resume:
             _claim_folder(folder, config, overwrite=options.overwrite)
-        return _record(config, options, watch, begin, say)
+        return _record(config, options, watch, begin, say, followers)
 
 
-def prepare(config: TrainConfig) -> tuple[LaneProgram, list[jax.Device]]:
-    """The compiled-in part of a resolved config, and the devices to run it on."""
+def follow() -> int:
+    """What every process but the leading one does; returns the exit status."""
+    order = processes.hear()
+    if not order:  # the leader has said why
+        return 2
+    config = resolve(TrainConfig.from_json(order["config"]))
+    program, places = prepare(config)
+    states = _share_states(config, program, order["start"], None)
+    ended = _advance(config, program, places, order["start"], states, _ignore, _ignore)
+    return 0 if ended.stopped_by is None else 128 + ended.stopped_by
+
+
+def _ignore(*_: Any) -> None:
+    pass
+
+
+def prepare(config: TrainConfig) -> tuple[LaneProgram, list[Place]]:
+    """The compiled-in part of a resolved config, and where to run it.
+
+    Raises:
+      ValueError: this machine's devices can't.
+    """
     jax.config.update("jax_default_matmul_precision", config.matmul_precision)
-    devices = lanes.start_devices(len(lanes.lane_names(config)))
-    return training.lane_program(config), devices
+    places = lanes.start_places(len(lanes.lane_names(config)), config.batch_shards)
+    if config.attention == "fused" and (platform := places[0].devices[0].platform) != "gpu":
+        raise ValueError(
+            f"attention: fused needs an NVIDIA GPU, but this is {platform}; choose plain or "
+            "streaming"
+        )
+    return training.lane_program(config), places
 
 
 def _record(
@@ -157,47 +187,112 @@ def _record(
     watch: Watch,
     begin: Callable[[], None],
     say: Callable[[str], None],
+    followers: Followers | None,
 ) -> Recorded:
     folder, names = options.out, lanes.lane_names(config)
     if options.resume:
         _check_resumable(folder, config)
     begin()
-    program, devices = prepare(config)
+    program, places = prepare(config)
     start, states = 0, None
     if options.resume:
         start, states = restore_states(folder, config, program, say)
         steps: Any = config.steps
         if start > steps:
             raise RunFolderError(f"resume: steps is {steps}, but {folder} has {start} already")
-    _note_surroundings(folder, config, program, devices, say)
+    _note_surroundings(folder, config, program, places, say)
     # Before the cut, which leaves the rows of a run to config.steps.
     recording.write_json(folder / recording.CONFIG, config.to_json())
     _cut_rows_to(folder, config, start)
-    stopped_by, done, state_list = None, start, states
     with (
-        _Signals() as signals,
-        _Writer(folder, config, names, say) as writer,
+        _Writer(folder, names, config, say) as writer,
         _events(options, names, config.log_every, start) as events,
     ):
-        chunks = itertools.takewhile(lambda _: signals.received is None, _plan(config, start))
-        for result in lanes.run_chunks(
-            program,
-            lanes.lanes_of(config),
-            chunks,
-            devices=devices,
-            states=states,
-            vectorize=config.vectorize_lanes,
-        ):
+
+        def deal(result: ChunkResult) -> None:
             writer.write(result)
             if events is not None:
                 events.write(result)
             watch(result)
-            done, state_list = result.chunk.stop, result.states
-        stopped_by = signals.received
-        if state_list is not None and done > start:
-            writer.checkpoint(done, state_list)
-    diverged_at = tuple(int(state.diverged_at) for state in state_list or ())
-    return Recorded(config, names, done, diverged_at, stopped_by)
+
+        if followers is not None:
+            followers.tell({"config": config.to_json(), "start": start})
+        states = _share_states(config, program, start, states)
+        ended = _advance(config, program, places, start, states, deal, writer.checkpoint)
+    diverged_at = tuple(int(state.diverged_at) for state in ended.states)
+    return Recorded(config, names, ended.steps_done, diverged_at, ended.stopped_by)
+
+
+class _Ended(NamedTuple):
+    """How `_advance` ended."""
+
+    steps_done: int
+    states: Sequence[LaneState]  # of all lanes
+    stopped_by: int | None
+
+
+def _advance(
+    config: TrainConfig,
+    program: LaneProgram,
+    places: Sequence[Place],
+    start: int,
+    states: Sequence[LaneState] | None,
+    deal: Callable[[ChunkResult], None],
+    save: Callable[[int, Sequence[LaneState]], None],
+) -> _Ended:
+    """Run the lanes from `start` to the end or to a signal; of several processes, all do.
+
+    Args:
+      config, program, places: what is run, and where.
+      start: updates that the states have had.
+      states: of all lanes; None starts from scratch.
+      deal: called with each chunk's result.
+      save: called with updates taken and all lanes' states wherever a checkpoint is due, and at
+        the end.
+    """
+    owners = [places[i % len(places)].process for i in range(len(lanes.lane_names(config)))]
+    done, saved, complete = start, start, states or ()
+    running: Sequence[LaneState | None] = ()
+    stopped_by = None
+
+    def save_all() -> None:
+        nonlocal saved, complete
+        own = {i: state for i, state in enumerate(running) if state is not None}
+        saved, complete = done, processes.gather_lanes(own, owners)
+        save(done, complete)
+
+    with _Signals() as signals:
+        chunks = itertools.takewhile(lambda _: stopped_by is None, _plan(config, start))
+        for result in lanes.run_chunks(
+            program,
+            lanes.lanes_of(config),
+            chunks,
+            places=places,
+            states=states,
+            vectorize=config.vectorize_lanes,
+        ):
+            deal(result)
+            done, running = result.chunk.stop, result.states
+            stopped_by = processes.largest(signals.received or 0) or None
+            if done and done % config.checkpoint_every == 0:
+                save_all()
+        if done > saved:
+            save_all()
+    return _Ended(done, complete, stopped_by)
+
+
+def _share_states(
+    config: TrainConfig, program: LaneProgram, start: int, states: Sequence[LaneState] | None
+) -> Sequence[LaneState] | None:
+    """The leader's states in every process; the others give None."""
+    if start == 0 or not processes.several():
+        return states
+    if states is None:
+        template = _template(config, program)
+        stacked = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), template)
+    else:
+        stacked = stack_states(states)
+    return unstack_states(processes.leaders(stacked), len(lanes.lane_names(config)))
 
 
 @contextlib.contextmanager
@@ -239,14 +334,13 @@ class _Writer:
     def __init__(
         self,
         folder: Path,
-        config: TrainConfig,
         names: Sequence[LaneName],
+        config: TrainConfig,
         say: Callable[[str], None],
     ):
-        self._folder, self._say, self._every = folder, say, config.checkpoint_every
+        self._folder, self._say = folder, say
         multipliers = [lane.multiplier.item() for lane in lanes.lanes_of(config)]
         self._format = recording.RowFormat(names, multipliers, config.log_every)
-        self._saved = None
 
     def __enter__(self) -> _Writer:
         self._files = contextlib.ExitStack()
@@ -267,16 +361,12 @@ class _Writer:
                 self._files.close()
 
     def write(self, result: ChunkResult) -> None:
-        """Write a chunk's rows, and a checkpoint where one is due."""
+        """Write a chunk's rows."""
         self._begin(self._write, result)
-        if result.chunk.stop and result.chunk.stop % self._every == 0:
-            self.checkpoint(result.chunk.stop, result.states)
 
     def checkpoint(self, step: int, states: Sequence[LaneState]) -> None:
-        """Save the lanes' states as they are before update number `step`, once."""
-        if step != self._saved:
-            self._saved = step
-            self._begin(self._checkpoint, step, states)
+        """Save the lanes' states as they are before update number `step`."""
+        self._begin(self._checkpoint, step, states)
 
     def _begin(self, job: Callable, *arguments: Any) -> None:
         self._finish_pending()
@@ -369,12 +459,12 @@ def _note_surroundings(
     folder: Path,
     config: TrainConfig,
     program: LaneProgram,
-    devices: Sequence[jax.Device],
+    places: Sequence[Place],
     say: Callable[[str], None],
 ) -> None:
     """Write environment.json, or compare it with a run that is there already."""
     path = folder / recording.ENVIRONMENT
-    now = recording.environment(devices, config.matmul_precision)
+    now = recording.environment(places, config.matmul_precision)
     if path.exists():
         try:
             before = recording.read_json(path)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec
 
 from attention import transformer
 from attention.statistics import HeadStatistics
@@ -26,6 +27,7 @@ MOMENTUM = 0.9  # of SGD
 WEIGHT_DECAY = 0.01  # of AdamW, decoupled (Loshchilov & Hutter 2019)
 ADAM_EPSILON = 1e-8
 
+BATCH_AXIS = "batch"  # of the mesh whose devices share a batch
 CAPACITY = 256  # most steps one call of `advance` can record
 
 # A random stream is named and folded in, so that a new one never shifts another's draws.
@@ -45,6 +47,7 @@ class LaneProgram(NamedTuple):
     optimizer: str
     warmup_steps: int
     clip_norm: float | None
+    batch_shards: int = 1  # devices that share a batch, see `lanes.Place`
 
 
 class Lane(NamedTuple):
@@ -83,7 +86,7 @@ class StepMetrics(NamedTuple):
     grad_norm_key_kernel: jax.Array
     grad_norm_value_kernel: jax.Array
     grad_norm_output_kernel: jax.Array
-    grad_norm_logits: jax.Array  # of ∂loss/∂logits, over all layers, heads, rows
+    grad_norm_logits: jax.Array  # of ∂loss/∂logits, over all layers, heads and rows
     update_norm: jax.Array  # of the change to all parameters
     heads: HeadStatistics  # fields [L, H]
 
@@ -113,6 +116,7 @@ def lane_program(config: TrainConfig) -> LaneProgram:
         norm=c.norm,
         dropout_rate=c.dropout_rate,
         dtype=c.dtype,
+        attention=c.attention,
     )
     return LaneProgram(
         task=c.task,
@@ -124,6 +128,7 @@ def lane_program(config: TrainConfig) -> LaneProgram:
         optimizer=c.optimizer,
         warmup_steps=c.warmup_steps,
         clip_norm=c.clip_norm,
+        batch_shards=c.batch_shards,
     )
 
 
@@ -185,14 +190,19 @@ def advance_together(
 
 
 def train_step(program: LaneProgram, lane: Lane, state: LaneState) -> tuple[LaneState, StepMetrics]:
-    """One update and everything measured on the way."""
+    """One update and everything measured on the way.
+
+    Attention that never holds its logits has no gradient with respect to them to measure: NaN.
+    """
     batch = sample_batch(program, stream_key(lane.seed, "data", state.step))
     dropout_key = None
     if program.model.dropout_rate > 0:
         dropout_key = stream_key(lane.seed, "dropout", state.step)
     c = program.model
     positions = program.sequence_length
-    probe = jnp.zeros((c.num_layers, program.batch_size, c.num_heads, positions, positions))
+    probe = None
+    if c.attention == "plain":
+        probe = jnp.zeros((c.num_layers, program.batch_size, c.num_heads, positions, positions))
 
     def loss_fn(params, probe):
         output = transformer.apply(
@@ -225,7 +235,7 @@ def train_step(program: LaneProgram, lane: Lane, state: LaneState) -> tuple[Lane
             f"grad_norm_{name}_kernel": _kernel_norm(gradients, name)
             for name in ("query", "key", "value", "output")
         },
-        grad_norm_logits=optax.tree.norm(probe_gradient),
+        grad_norm_logits=jnp.float32(jnp.nan) if probe is None else optax.tree.norm(probe_gradient),
         update_norm=optax.tree.norm(updates),
         heads=heads,
     )
@@ -260,12 +270,19 @@ def evaluate(program: LaneProgram, lane: Lane, params: transformer.Params) -> Ev
 def evaluation_batch(program: LaneProgram) -> Batch:
     """The held-out sequences: eval_size of them, from a stream that training never draws from."""
     key = stream_key(np.uint32(EVALUATION_SEED), "evaluation")
-    return _task(program).sample(key, program.eval_size)
+    return _shard(program, _task(program).sample(key, program.eval_size))
 
 
 def sample_batch(program: LaneProgram, key: jax.Array) -> Batch:
     """One training batch of the program's task."""
-    return _task(program).sample(key, program.batch_size)
+    return _shard(program, _task(program).sample(key, program.batch_size))
+
+
+def _shard(program: LaneProgram, batch: Batch) -> Batch:
+    """Split a batch over the devices that share it; XLA then splits what is computed from it."""
+    if program.batch_shards == 1:
+        return batch
+    return jax.lax.with_sharding_constraint(batch, PartitionSpec(BATCH_AXIS))
 
 
 def loss_and_accuracy(logits_BTO: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:

@@ -25,14 +25,14 @@ import orbax.checkpoint  # noqa: F401
 import train
 from experiments import console, lanes, training  # noqa: F401
 from experiments.command_line import parse
-from experiments.config import RecordOptions, TrainConfig, resolve
+from experiments.config import ProcessOptions, RecordOptions, TrainConfig, resolve
 
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.scandir"}
 
 
 def trace(argv):
     """Trace the program of a run, which its lives then need not; starts no backend."""
-    settings = (TrainConfig, RecordOptions, train.ProcessOptions)
+    settings = (TrainConfig, RecordOptions, ProcessOptions)
     parsed = parse(argv, *settings)
     assert parsed is not None
     config = resolve(parsed.pick(TrainConfig))

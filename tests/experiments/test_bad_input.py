@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 import train
 from experiments import __main__ as tools
 from experiments import lanes, plot, recording, run, startup
-from experiments.config import RecordOptions, TrainConfig, resolve
+from experiments.config import ProcessOptions, RecordOptions, TrainConfig, resolve
 
 NAMES = [
     field.name
-    for settings_of in (TrainConfig, RecordOptions, train.ProcessOptions)
+    for settings_of in (TrainConfig, RecordOptions, ProcessOptions)
     for field in dataclasses.fields(settings_of)
 ]
 SENSIBLE = {

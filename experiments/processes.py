@@ -1,0 +1,138 @@
+"""One run by several processes, on one machine or many: who leads, and what they exchange.
+
+Every process runs the lanes that were dealt to its own devices. Process 0 leads: it alone touches
+the run folder and talks to people; rows and checkpoints reach it by gathers between chunks, in
+which all take part in the same order. The others follow: they hear what to run, and end with it.
+A process that dies takes the others with it (JAX's runtime aborts them), which the run folder
+survives like any kill.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+HEARTBEAT_SECONDS = 20  # after which a process that is not heard of counts as dead
+
+
+def start(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+) -> None:
+    """Join the other processes of this run; before anything else uses JAX.
+
+    Args:
+      coordinator_address: host:port of process 0; None finds out from Slurm, TPU pods, Kubernetes
+        or Open MPI, as for the other two.
+      num_processes: how many there are.
+      process_id: which of them this is.
+
+    Raises:
+      ValueError: nothing says who the others are, or the coordinator can't be reached.
+    """
+    try:
+        jax.distributed.initialize(
+            coordinator_address,
+            num_processes,
+            process_id,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"distributed: {str(error).splitlines()[0]}") from None
+
+
+def several() -> bool:
+    """Whether there are other processes; starts no backend where there are none."""
+    return jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def leading() -> bool:
+    """Whether this process is the one that records."""
+    return not several() or jax.process_index() == 0
+
+
+class Followers(contextlib.AbstractContextManager):
+    """The other processes as the leader sees them: they wait for one order.
+
+    Leaving the block without having told them anything sends them home.
+    """
+
+    def __init__(self):
+        self._waiting = several()
+
+    def tell(self, order: Mapping[str, Any]) -> None:
+        """Give them their order, which JSON can write."""
+        if self._waiting:
+            self._waiting = False
+            _exchange_text(json.dumps(order))
+
+    def __exit__(self, *exception) -> None:
+        self.tell({})
+
+
+def hear() -> dict[str, Any]:
+    """What the leader tells its followers; {} is to go home."""
+    return json.loads(_exchange_text(""))
+
+
+def _exchange_text(text: str) -> str:
+    """The leader's text."""
+    content = np.frombuffer(text.encode(), np.uint8)
+    size = int(leaders(np.int32(content.size)))
+    return leaders(content if leading() else np.zeros(size, np.uint8)).tobytes().decode()
+
+
+def leaders(tree: Any) -> Any:
+    """The leader's arrays, bit for bit; every process gives a tree of the same shapes."""
+    from jax.experimental import multihost_utils
+
+    if not several():
+        return tree
+
+    def leaders_array(array):
+        array = np.asarray(array)
+        # As bytes: the broadcast is a sum over processes, which makes +0 of -0.
+        content = np.frombuffer(array.tobytes(), np.uint8)
+        sent = np.asarray(multihost_utils.broadcast_one_to_all(content))
+        return sent.view(array.dtype).reshape(array.shape)
+
+    return jax.tree.map(leaders_array, tree)
+
+
+def largest(number: int) -> int:
+    """The largest of the numbers that the processes give."""
+    from jax.experimental import multihost_utils
+
+    return int(multihost_utils.process_allgather(np.int32(number)).max()) if several() else number
+
+
+def gather_lanes(own: Mapping[int, Any], owners: Sequence[int]) -> list[Any]:
+    """Every lane's tree in every process, in order.
+
+    Args:
+      own: this process's lanes, at least one: its number to a tree of arrays, all alike.
+      owners: the process of each lane.
+    """
+    from jax.experimental import multihost_utils
+
+    if not several():
+        return [own[i] for i in range(len(owners))]
+    most = max(collections.Counter(owners).values())
+    mine = [own[i] for i in sorted(own)]
+    mine += mine[-1:] * (most - len(mine))
+    stacked = jax.tree.map(lambda *leaves: np.stack([np.asarray(x) for x in leaves]), *mine)
+    gathered = multihost_utils.process_allgather(stacked)  # [processes, most, ...]
+    seen: collections.Counter[int] = collections.Counter()
+    trees = []
+    for owner in owners:
+        place = (owner, seen[owner])
+        trees.append(jax.tree.map(lambda leaf, place=place: leaf[place], gathered))
+        seen[owner] += 1
+    return trees

@@ -1,0 +1,111 @@
+"""Two processes of one run write what one process writes, through stops and kills."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import chex
+import pytest
+
+from experiments import lanes, recording, run, training
+from experiments.config import RecordOptions, TrainConfig, resolve
+
+ROOT = Path(__file__).parents[1]
+CONFIG = TrainConfig(
+    task="reverse",
+    steps=1500,
+    num_seeds=2,
+    batch_size=4,
+    sequence_length=8,
+    vocab_size=4,
+    d_model=16,
+    d_k=8,
+    d_ff=16,
+    eval_every=10,
+    eval_size=8,
+    checkpoint_every=50,
+)
+FLAGS = [
+    f"--{name}={value}"
+    for name, value in vars(CONFIG).items()
+    if value != getattr(TrainConfig, name)
+]
+ROWS = (recording.METRICS, recording.EVALUATION)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts the two processes of a run, the leader first."""
+    started = []
+
+    def start(*flags):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        pair = []
+        for number in range(2):
+            command = [
+                sys.executable, "train.py", *FLAGS, *flags, "--nofigures", "--distributed",
+                f"--coordinator_address=localhost:{port}", "--num_processes=2",
+                f"--process_id={number}", f"--compilation_cache={tmp_path / 'cache'}",
+            ]  # fmt: skip
+            environment = {
+                **os.environ,
+                "JAX_PLATFORMS": "cpu",
+                "NPROC": str(max(2, lanes.num_cores())),  # the pool that this process has
+            }
+            with (tmp_path / f"log{number}").open("a") as log:
+                pair.append(subprocess.Popen(command, cwd=ROOT, env=environment, stderr=log))
+        started.extend(pair)
+        return pair
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def ends(pair):
+    """The exit statuses of a run's processes."""
+    return [process.wait(timeout=120) for process in pair]
+
+
+def wait_for_rows(folder, count, pair):
+    """Wait until the run has so many rows."""
+    metrics = folder / recording.METRICS
+    while not metrics.exists() or metrics.read_bytes().count(b"\n") < count:
+        assert all(process.poll() is None for process in pair)
+        time.sleep(0.01)
+
+
+def test_two_processes_stopped_and_killed_write_what_one_writes(start, tmp_path):
+    folder, one = tmp_path / "two", tmp_path / "one"
+    out = f"--out={folder}"
+
+    pair = start(out)
+    wait_for_rows(folder, 400, pair)
+    pair[1].send_signal(signal.SIGTERM)  # the follower hears of it, and both stop
+    assert ends(pair) == [128 + signal.SIGTERM] * 2
+
+    pair = start(out, "--resume")
+    wait_for_rows(folder, 2000, pair)
+    pair[0].kill()
+    assert ends(pair)[1] != 0  # the runtime does not let the follower wait for ever
+
+    assert ends(start(out)) == [2, 2]  # the folder is taken: the leader says so, both leave
+    assert ends(start(out, "--resume")) == [0, 0]
+
+    run.record(CONFIG, RecordOptions(one, figures=False))
+    for name in ROWS:
+        assert (folder / name).read_bytes() == (one / name).read_bytes()
+    config = resolve(CONFIG)
+    program = training.lane_program(config)
+    ends_of = [run.read_states(path, config, program, pytest.fail) for path in (folder, one)]
+    assert ends_of[0][0] == 1500
+    chex.assert_trees_all_equal(*ends_of)
+    assert "exists" in (tmp_path / "log0").read_text()
+    assert len(recording.read_json(folder / "environment.json")["devices"]) > 1
