@@ -53,7 +53,8 @@ def attend(program: LaneProgram, lane: Lane, params: transformer.Params) -> Exam
 
     By plain attention, whatever the lane was trained with: the others don't hold the weights.
     """
-    program = program._replace(model=program.model._replace(attention="plain"))
+    model = program.model._replace(attention="plain")
+    program = program._replace(model=model, batch_shards=1)
     batch = jax.tree.map(lambda array: array[:1], training.evaluation_batch(program))
     output = transformer.apply(program.model, params, batch.tokens_BT, lane.multiplier)
     assert output.weights is not None

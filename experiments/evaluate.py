@@ -115,7 +115,7 @@ def evaluate_run(
     program, _ = run.prepare(config)
     step, states = run.read_states(folder, config, program, say)
     # The model keeps its own length: it has positions, and perhaps outputs, to spare.
-    shorter = program._replace(sequence_length=length)
+    shorter = program._replace(sequence_length=length, batch_shards=1)
     found = [
         jax.tree.map(np.asarray, training.evaluate(shorter, lane, state.params))
         for lane, state in zip(lanes.lanes_of(config), states, strict=True)

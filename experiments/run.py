@@ -314,13 +314,19 @@ def _plan(config: TrainConfig, start: int) -> Iterator[Chunk]:
     )
 
 
-def starting_digests(program: LaneProgram, config: TrainConfig) -> dict[str, dict[str, str]]:
-    """Per seed, digests of the initial weights and of the first batch: what pairs two runs."""
+def starting_digests(
+    program: LaneProgram, config: TrainConfig, place: Place
+) -> dict[str, dict[str, str]]:
+    """Per seed, digests of the initial weights and of the first batch: what pairs two runs.
+
+    Made at one of the places that the lanes will run at, which then need not compile it again.
+    """
     sample = jax.jit(training.sample_batch, static_argnames="program")
     digests = {}
     for seed in config.seeds():
-        state = training.initialize(program, lanes.make_lane(1.0, 1.0, seed))
-        batch = sample(program, training.stream_key(np.uint32(seed), "data"))
+        with place.current():
+            state = training.initialize(program, place.put(lanes.make_lane(1.0, 1.0, seed)))
+            batch = sample(program, place.put(training.stream_key(np.uint32(seed), "data")))
         digests[str(seed)] = {
             "weights": recording.digest(state.params),
             "data": recording.digest(batch),
@@ -478,7 +484,7 @@ def _note_surroundings(
                         "goes on, but may differ in the last bits from an uninterrupted one"
                     )
             return
-    now["digests"] = starting_digests(program, config)
+    now["digests"] = starting_digests(program, config, places[0])
     recording.write_json(path, now)
 
 

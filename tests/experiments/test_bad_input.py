@@ -7,6 +7,7 @@ import json
 import shutil
 from pathlib import Path
 
+import jax
 import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ SENSIBLE = {
     "norm": ["pre", "post"],
     "dtype": ["float32", "bfloat16"],
     "matmul_precision": ["default", "highest"],
-    "attention": ["plain"],
+    "attention": ["plain", "streaming", "fused"],
     "learning_rate": ["1e-3", "1e-3,1e-2"],
     "dropout_rate": ["0", "0.1"],
     "clip_norm": ["1"],
@@ -39,6 +40,9 @@ SENSIBLE = {
     "figures": ["true", "false"],
     "tensorboard": ["true", "false"],
     "vectorize_lanes": ["true", "false"],
+    "batch_shards": ["1", "2"],
+    "distributed": ["false"],  # there is nobody else
+    "coordinator_address": ["localhost:1234", "localhost"],
 }
 NUMBERS = ["1", "2", "3", "4", "8", "16", "64"]
 ODD_NUMBERS = ["-1", "0", "257", "65536", "1000000", "100000000", "9" * 30, "9" * 5000]
@@ -123,15 +127,17 @@ def nothing_begins(folder):
     """In this folder no run gets to computing; yields the configs of those that would."""
     begun = []
 
-    def prepare(config):
+    def note_surroundings(folder, config, *rest):  # the folder is ours, the first step is next
         begun.append(config)
         raise Started
 
+    precision = jax.config.jax_default_matmul_precision
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(run, "prepare", prepare)
+        patch.setattr(run, "_note_surroundings", note_surroundings)
         patch.setattr(startup, "use_compilation_cache", lambda folder: None)
         yield begun
+    jax.config.update("jax_default_matmul_precision", precision)
 
 
 @settings(max_examples=300)

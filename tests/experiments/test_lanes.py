@@ -100,3 +100,39 @@ def test_vectorized_lanes_train_alike_within_rounding(tiny):
     ]
     assert diverged[0] == diverged[1]
     assert diverged[0][::2] == [-1, -1]
+
+
+def test_devices_that_share_a_batch_train_alike_within_rounding(tiny):
+    config = dataclasses.replace(tiny, num_seeds=1, dropout_rate=0.1)
+    alone, shared, again = (
+        train(dataclasses.replace(config, batch_shards=shards)) for shards in (1, 2, 2)
+    )
+    chex.assert_trees_all_equal(shared.metrics, again.metrics)
+    np.testing.assert_allclose(alone.metrics.loss, shared.metrics.loss, rtol=1e-4)
+    np.testing.assert_allclose(alone.evaluation.loss, shared.evaluation.loss, rtol=1e-4)
+    np.testing.assert_array_equal(
+        alone.metrics.applied_learning_rate, shared.metrics.applied_learning_rate
+    )
+    for state in shared.states:
+        assert state is not None
+        for leaf in jax.tree.leaves(state):  # whole on both
+            assert leaf.sharding.is_fully_replicated and len(leaf.devices()) == 2
+
+
+def test_a_shared_batch_is_really_split(tiny):
+    program = training.lane_program(resolve(dataclasses.replace(tiny, batch_shards=2)))
+    place = lanes.start_places(1, 2)[0]
+    with place.current():
+        key = place.put(training.stream_key(np.uint32(0), "data"))
+        batch = jax.jit(training.sample_batch, static_argnames="program")(program, key)
+    whole = training.sample_batch(program._replace(batch_shards=1), key)
+    chex.assert_trees_all_equal(batch, whole)
+    for shard in batch.tokens_BT.addressable_shards:
+        assert shard.data.shape == (tiny.batch_size // 2, tiny.sequence_length)
+
+
+def test_places_that_devices_can_not_make_are_refused():
+    devices = len(jax.devices())
+    message = rf"batch_shards: {devices + 1}, but a process has {devices} devices \(cpu\)"
+    with pytest.raises(ValueError, match=message):
+        lanes.start_places(4, devices + 1)

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from attention import transformer
-from experiments import training
+from experiments import run, training
 from experiments.config import resolve
 from experiments.lanes import make_lane
 from experiments.tasks import Batch
@@ -203,3 +203,53 @@ def test_a_small_model_learns_a_small_task(tiny):
     state, rows = training.advance(program, lane, training.initialize(program, lane), 250)
     assert rows.loss[0] > 1.0
     assert training.evaluate(program, lane, state.params).accuracy > 0.95
+
+
+@pytest.mark.parametrize("task", ["reverse", "induction"])  # the second is causal
+def test_streaming_attention_trains_as_plain_attention_does(tiny, task):
+    plain, streaming = (
+        advanced(program_of(tiny, task=task, num_layers=1, attention=attention))
+        for attention in ("plain", "streaming")
+    )
+    assert np.isnan(streaming.grad_norm_logits).all()  # never held, so not known
+    assert np.isfinite(plain.grad_norm_logits).all()
+    known = plain._replace(grad_norm_logits=streaming.grad_norm_logits)
+    chex.assert_trees_all_close(streaming, known, rtol=2e-4, atol=1e-6)
+
+
+def advanced(program, steps=6):
+    """Metrics of a lane's first steps."""
+    lane = make_lane(1.0, 1e-2, 0)
+    _, rows = training.advance(program, lane, training.initialize(program, lane), steps)
+    return jax.tree.map(lambda row: np.asarray(row)[:steps], rows)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attention": "streaming", "dropout_rate": 0.1}, "attention: streaming has no dropout"),
+        ({"attention": "fused"}, "attention: fused computes in half precision; give --dtype="),
+        (
+            {"attention": "fused", "dtype": "bfloat16", "d_v": 4},
+            "attention: fused needs d_v equal to d_k, a multiple of 8, at most 256; they are 4 and",
+        ),
+        (
+            {"attention": "flash"},
+            "attention: unknown 'flash'.*choose from plain, streaming",
+        ),
+        ({"batch_shards": 3}, "batch_shards: 3 does not divide batch_size, 4"),
+        ({"batch_shards": 4, "eval_size": 6}, "batch_shards: 4 does not divide eval_size, 6"),
+        ({"batch_shards": 2, "vectorize_lanes": True}, "batch_shards: contradicts vectorize_lanes"),
+    ],
+)
+def test_what_attention_and_batches_can_not_be_is_refused(tiny, settings, message):
+    with pytest.raises(ValueError, match=message):
+        program_of(tiny, **settings)
+
+
+def test_fused_attention_wants_a_gpu(tiny):
+    import dataclasses
+
+    config = dataclasses.replace(tiny, attention="fused", dtype="bfloat16", d_v=8)
+    with pytest.raises(ValueError, match="attention: fused needs an NVIDIA GPU, but this is cpu"):
+        run.prepare(resolve(config))
