@@ -131,7 +131,7 @@ def nothing_begins(folder):
         begun.append(config)
         raise Started
 
-    precision = jax.config.jax_default_matmul_precision
+    precision = jax.config.values["jax_default_matmul_precision"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(run, "_note_surroundings", note_surroundings)
