@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from experiments import startup
 from experiments.command_line import fail, help_text, parse
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def plot_command(argv: Sequence[str]) -> int:
     out = parsed.values["out"] or (runs[0] / "figures" if len(runs) == 1 else TOGETHER)
     if out.exists() and not out.is_dir():
         fail(COMMAND, f"out: {out} is a file, must be a folder")
+    startup.use_compilation_cache(startup.default_cache())
     from rich.console import Console
 
     from experiments import arms, recording, report, summary
