@@ -218,7 +218,7 @@ def run_cell(
         settings["held_out_data"] = recording.digest(_held_out(training.lane_program(cell.config)))
         _check_settings(path, about["settings"], settings)
         about["settings"] |= settings
-        environment = recording.environment(places, cell.config.matmul_precision)
+        environment = recording.environment(lanes.devices_of(places), cell.config.matmul_precision)
         if environment not in about["environments"]:
             about["environments"].append(environment)
     for first in range(0, len(missing), LANES_AT_ONCE):

@@ -140,6 +140,11 @@ def start_places(num_lanes: int, batch_shards: int = 1) -> list[Place]:
     return places
 
 
+def devices_of(places: Iterable[Place]) -> list[jax.Device]:
+    """All devices of these places."""
+    return [device for place in places for device in place.devices]
+
+
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

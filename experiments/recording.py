@@ -32,7 +32,7 @@ from typing import IO, Any
 import jax
 import numpy as np
 
-from experiments.lanes import ChunkResult, LaneName, Place, num_cores
+from experiments.lanes import ChunkResult, LaneName, num_cores
 from experiments.training import StepMetrics
 
 CONFIG, ENVIRONMENT = "config.json", "environment.json"
@@ -202,9 +202,8 @@ def sync(file: IO[str]) -> None:
     os.fsync(file.fileno())
 
 
-def environment(places: Sequence[Place], matmul_precision: str) -> dict[str, Any]:
+def environment(devices: Sequence[jax.Device], matmul_precision: str) -> dict[str, Any]:
     """What the numbers depend on besides the config, for environment.json."""
-    devices = [device for place in places for device in place.devices]
     packages = ("jax", "jaxlib", "flax", "optax", "numpy", "scipy", "orbax-checkpoint")
     return {
         "versions": {

@@ -470,7 +470,7 @@ def _note_surroundings(
 ) -> None:
     """Write environment.json, or compare it with a run that is there already."""
     path = folder / recording.ENVIRONMENT
-    now = recording.environment(places, config.matmul_precision)
+    now = recording.environment(lanes.devices_of(places), config.matmul_precision)
     if path.exists():
         try:
             before = recording.read_json(path)
