@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,10 +51,15 @@ class Arm(NamedTuple):
     accuracy: NDArray[np.float64]  # [N, E]: held-out
 
     def diverged_at(self) -> NDArray[np.int_]:
-        """[N]: the first row whose loss or gradient is not finite, as its step; -1 if none."""
+        """[N]: the step by which a lane had diverged, as far as its rows tell; -1 if it did not.
+
+        That is its first row whose loss or gradient is not finite. Between rows that are written
+        (log_every) it is its first evaluation without a value.
+        """
         finite = np.isfinite(self.measures["loss"]) & np.isfinite(self.measures["grad_norm"])
-        first = [int(np.argmin(lane)) if not lane.all() else None for lane in finite]
-        return np.array([-1 if i is None else self.steps[i] for i in first], int)
+        steps = [*self.steps, *(self.evaluation_steps - 1)]
+        lanes = np.concatenate([finite, np.isfinite(self.loss)], axis=1)
+        return np.array([min(itertools.compress(steps, ~lane), default=-1) for lane in lanes], int)
 
 
 def read_arms(folders: Sequence[str | Path]) -> list[Arm]:

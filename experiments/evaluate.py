@@ -114,10 +114,14 @@ def evaluate_run(
     task = tasks.make_task(config.task, sequence_length=length, vocab_size=config.vocab_size)
     program, _ = run.prepare(config)
     step, states = run.read_states(folder, config, program, say)
+
+    def as_left(state):  # a diverged lane as it was frozen
+        return state._replace(diverged_at=np.int32(-1))
+
     # The model keeps its own length: it has positions, and perhaps outputs, to spare.
     shorter = program._replace(sequence_length=length, batch_shards=1)
     found = [
-        jax.tree.map(np.asarray, training.evaluate(shorter, lane, state.params))
+        jax.tree.map(np.asarray, training.evaluate(shorter, lane, as_left(state)))
         for lane, state in zip(lanes.lanes_of(config), states, strict=True)
     ]
     return Evaluated(

@@ -222,7 +222,7 @@ def run_chunks(
                 current[i] = state
                 evaluation = None
                 if chunk.evaluate:
-                    evaluation = training.evaluate(program, here[i], state.params)
+                    evaluation = training.evaluate(program, here[i], state)
                 rows = jax.tree.map(lambda row, n=steps: np.asarray(row)[:n], rows)
                 done[i] = _Done(state, (rows, jax.tree.map(np.asarray, evaluation)))
         return done

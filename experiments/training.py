@@ -260,11 +260,12 @@ def guarded_update(
 
 
 @functools.partial(jax.jit, static_argnames="program")
-def evaluate(program: LaneProgram, lane: Lane, params: transformer.Params) -> Evaluation:
-    """Loss and accuracy on the fixed held-out set, without dropout."""
+def evaluate(program: LaneProgram, lane: Lane, state: LaneState) -> Evaluation:
+    """Loss and accuracy on the fixed held-out set, without dropout; NaN for a diverged lane."""
     batch = evaluation_batch(program)
-    output = transformer.apply(program.model, params, batch.tokens_BT, lane.multiplier)
-    return Evaluation(*loss_and_accuracy(output.logits, batch))
+    output = transformer.apply(program.model, state.params, batch.tokens_BT, lane.multiplier)
+    numbers = loss_and_accuracy(output.logits, batch)
+    return Evaluation(*(jnp.where(state.diverged_at < 0, number, jnp.nan) for number in numbers))
 
 
 def evaluation_batch(program: LaneProgram) -> Batch:

@@ -40,7 +40,7 @@ def trace(argv):
     program, lane = training.lane_program(config), lanes.make_lane(1.0, 1.0, 0)
     state = jax.eval_shape(lambda lane: training.initialize(program, lane), lane)
     jax.eval_shape(lambda *args: training.advance(program, *args, 1), lane, state)
-    jax.eval_shape(lambda *args: training.evaluate(program, *args), lane, state.params)
+    jax.eval_shape(lambda *args: training.evaluate(program, *args), lane, state)
 
 
 def live(argv, log, after, delay):

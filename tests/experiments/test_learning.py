@@ -20,7 +20,7 @@ def test_scaled_attention_learns(name):
     while left > 0:
         state, _ = training.advance(program, lane, state, min(left, training.CAPACITY))
         left -= training.CAPACITY
-    accuracy = training.evaluate(program, lane, state.params).accuracy
+    accuracy = training.evaluate(program, lane, state).accuracy
     chance = make_task(name, sequence_length=8, vocab_size=6).chance_accuracy
     assert chance < 0.75
     assert accuracy > max(0.9, chance + 0.2)

@@ -10,7 +10,7 @@ import chex
 import numpy as np
 import pytest
 
-from experiments import checkpoints, lanes, recording, run, training
+from experiments import arms, checkpoints, lanes, recording, run, training
 from experiments.config import RecordOptions, resolve
 from experiments.recording import RunFolderError
 from experiments.run import record, train
@@ -221,8 +221,21 @@ def test_a_broken_lane_takes_no_other_with_it(tiny, tmp_path):
         elif row["step"] > recorded.diverged_at[2 + row["seed"]]:
             assert row["loss"] is row["entropy"] is row["grad_norm"] is None
     at = recorded.diverged_at
+    for row in recording.read_rows(tmp_path / "run" / "evaluation.jsonl"):
+        assert (row["loss"] is None) == (row["learning_rate"] != 1e-2 and row["step"] > at[2])
     resumed = go(dataclasses.replace(config, steps=16), tmp_path / "run", resume=True)
     assert resumed.diverged_at == at
+
+
+def test_a_divergence_between_written_rows_is_seen(tiny, tmp_path):
+    config = dataclasses.replace(
+        tiny, optimizer="sgd", learning_rate=(1e25,), scale=("none",), log_every=12
+    )
+    recorded = go(config, tmp_path / "run")
+    assert all(0 < at < 12 for at in recorded.diverged_at)
+    [arm] = arms.read_arms([tmp_path / "run"])
+    assert list(arm.steps) == [0] and np.isfinite(arm.measures["loss"]).all()
+    assert list(arm.diverged_at()) == [3, 3]  # the evaluation at step 4 has no value
 
 
 def test_a_checkpoint_with_a_flipped_bit_is_passed_over(tiny, tiny_run, tmp_path):

@@ -180,13 +180,13 @@ def test_only_answer_positions_count():
 def test_evaluation_has_no_dropout_and_repeats_exactly(tiny):
     with_dropout, without = program_of(tiny, dropout_rate=0.3), program_of(tiny)
     lane = make_lane(1.0, 1e-2, 0)
-    params = training.initialize(without, lane).params
+    state = training.initialize(without, lane)
     chex.assert_trees_all_equal(
-        training.evaluate(with_dropout, lane, params), training.evaluate(without, lane, params)
+        training.evaluate(with_dropout, lane, state), training.evaluate(without, lane, state)
     )
     other_seed = make_lane(1.0, 1e-2, 1)
     chex.assert_trees_all_equal(
-        training.evaluate(without, other_seed, params), training.evaluate(without, lane, params)
+        training.evaluate(without, other_seed, state), training.evaluate(without, lane, state)
     )
 
 
@@ -202,7 +202,7 @@ def test_a_small_model_learns_a_small_task(tiny):
     lane = make_lane(8**-0.5, 1e-2, 0)
     state, rows = training.advance(program, lane, training.initialize(program, lane), 250)
     assert rows.loss[0] > 1.0
-    assert training.evaluate(program, lane, state.params).accuracy > 0.95
+    assert training.evaluate(program, lane, state).accuracy > 0.95
 
 
 @pytest.mark.parametrize("task", ["reverse", "induction"])  # the second is causal
