@@ -14,22 +14,20 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import multiprocessing
-import os
-import platform
 import resource
-import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from attention import attention_statistics, dot_product_attention
 from attention.streaming import streaming_attention
+from benchmarks.rounds import publish, spread
 
 WIDTH = 64
 
@@ -103,14 +101,6 @@ def seconds(paths: list[str], length: int, causal: bool, rounds: int) -> dict[st
     return times
 
 
-def spread(values: list[float], digits: int) -> str:
-    """Median and range, for a table."""
-    low, middle, high = (
-        f"{value:.{digits}f}" for value in (min(values), statistics.median(values), max(values))
-    )
-    return f"{middle} ({low}–{high})"
-
-
 def main() -> None:
     """Measure, and print one table."""
     parser = argparse.ArgumentParser(description="Plain against streaming attention.")
@@ -118,6 +108,7 @@ def main() -> None:
         "--lengths", default="1024,2048,4096,8192,32768", help="comma list of T = S"
     )
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="a page of markdown: .../long_sequences.md")
     parser.add_argument("--causal", action="store_true")
     parser.add_argument(
         "--plain_up_to", type=int, default=8192, help="longest sequence that plain is asked for"
@@ -125,20 +116,6 @@ def main() -> None:
     options = parser.parse_args()
     lengths = [int(length) for length in options.lengths.split(",")]
 
-    table = Table(
-        title=f"forward and backward{', causal' if options.causal else ''}, 1 head of {WIDTH}, "
-        f"float32, {options.rounds} rounds: median (range)",
-        caption=f"jax {jax.__version__}, {platform.machine()}, {os.cpu_count()} cores",
-    )
-    for heading in (
-        "T = S",
-        "plain, s",
-        "streaming, s",
-        "plain / streaming",
-        "plain peak (call), MB",
-        "streaming peak (call), MB",
-    ):
-        table.add_column(heading, justify="right")
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("measuring", total=2 * len(lengths))
         memory, timing = {}, {}
@@ -154,21 +131,38 @@ def main() -> None:
         for length in lengths:
             timing[length] = seconds(paths[length], length, options.causal, options.rounds)
             progress.advance(task)
+    rows = []
     for length in lengths:
         times = timing[length]
-        ratios = [a / b for a, b in zip(times.get("plain", []), times["streaming"], strict=False)]
-        table.add_row(
-            str(length),
-            *(spread(times[path], 3) if path in times else "—" for path in PATHS),
-            spread(ratios, 1) if ratios else "—",
-            *(
-                "{:.0f} ({:.0f})".format(*(size / 1e6 for size in memory[length, path]))
-                if path in times
-                else "—"
-                for path in PATHS
-            ),
+        faster = [a / b for a, b in zip(times.get("plain", []), times["streaming"], strict=False)]
+        rows.append(
+            (
+                str(length),
+                *(spread(times[path], ".3f") if path in times else "–" for path in PATHS),
+                spread(faster, ".1f") if faster else "–",
+                *(
+                    "{:.0f} ({:.0f})".format(*(size / 1e6 for size in memory[length, path]))
+                    if path in times
+                    else "–"
+                    for path in PATHS
+                ),
+            )
         )
-    Console(width=None if sys.stdout.isatty() else 130).print(table)
+    publish(
+        options.out,
+        f"Long sequences{', causal' if options.causal else ''}: plain against streaming attention",
+        (
+            "T = S",
+            "plain, s",
+            "streaming, s",
+            "plain / streaming",
+            "plain peak (call), MB",
+            "streaming peak (call), MB",
+        ),
+        rows,
+        f"Values, row statistics and gradients, 1 head of {WIDTH}, float32. Median (range) of "
+        f"{options.rounds} rounds; peak memory is that of a process, and what the call added.",
+    )
 
 
 if __name__ == "__main__":

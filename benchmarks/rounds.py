@@ -117,7 +117,7 @@ def publish(
     Console(width=None if sys.stdout.isatty() else 130).print(table)
     if path is None:
         return
-    command = " ".join(["python -m", f"benchmarks.{path.stem}", *sys.argv[1:]])
+    command = " ".join(["python -m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
     lines = [
         f"# {title}",
         f"```sh\n{command}\n```",
