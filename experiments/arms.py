@@ -57,7 +57,7 @@ class Arm(NamedTuple):
         (log_every) it is its first evaluation without a value.
         """
         finite = np.isfinite(self.measures["loss"]) & np.isfinite(self.measures["grad_norm"])
-        steps = [*self.steps, *(self.evaluation_steps - 1)]
+        steps = [*self.steps, *np.maximum(self.evaluation_steps - 1, 0)]
         lanes = np.concatenate([finite, np.isfinite(self.loss)], axis=1)
         return np.array([min(itertools.compress(steps, ~lane), default=-1) for lane in lanes], int)
 

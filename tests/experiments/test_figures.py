@@ -17,6 +17,12 @@ from experiments.config import resolve
 from experiments.plot import plot_command
 
 
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch):
+    """Commands that are called here leave this process's compilation cache as it is."""
+    monkeypatch.setattr("experiments.startup.use_compilation_cache", lambda folder: None)
+
+
 def test_the_same_rows_give_the_same_bytes(make_run, tmp_path):
     draw = np.random.default_rng(0)
     noisy = draw.lognormal(size=(4, 300)).astype(np.float32)
