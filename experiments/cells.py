@@ -28,7 +28,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from experiments import comparison, lanes, recording, training
+from experiments import comparison, lanes, recording, run, training
 from experiments.config import TrainConfig, resolve
 from experiments.lanes import ChunkResult
 from experiments.training import Lane
@@ -214,8 +214,10 @@ def run_cell(
     if missing:
         jax.config.update("jax_default_matmul_precision", cell.config.matmul_precision)
         places = lanes.start_places(len(missing))
-        # What a task draws is decided by its code too, which may change under a stored cell.
-        settings["held_out_data"] = recording.digest(_held_out(training.lane_program(cell.config)))
+        # Weights and data are decided by code too, which may change under a stored cell.
+        program = training.lane_program(cell.config)
+        settings["held_out_data"] = recording.digest(_held_out(program))
+        settings["seed_0"] = run.starting_digests(program, cell.config, places[0])["0"]
         _check_settings(path, about["settings"], settings)
         about["settings"] |= settings
         environment = recording.environment(lanes.devices_of(places), cell.config.matmul_precision)

@@ -68,7 +68,7 @@ def outcome(runs: CellRuns) -> Outcome:
     return Outcome(
         learning_rate=float(runs.learning_rate[0]),
         times=comparison.steps_to_threshold(
-            counted.steps, counted.accuracy, THRESHOLD, CONSECUTIVE
+            counted.steps, counted.accuracy, float(np.float32(THRESHOLD)), CONSECUTIVE
         ),
         accuracy=counted.accuracy[:, -1].astype(np.float64),
         loss=counted.loss[:, -1].astype(np.float64),

@@ -100,6 +100,13 @@ def test_other_settings_are_refused(cell, out):
         )
 
 
+def test_lanes_of_other_code_are_not_mixed_in(cell, out, monkeypatch):
+    other = {"0": {"weights": "those of a later version", "data": "likewise"}}
+    monkeypatch.setattr("experiments.run.starting_digests", lambda *arguments: other)
+    with pytest.raises(ValueError, match=r"was run with seed_0 .*, now it is .* later version"):
+        run_cell(cell, [LaneKey("sqrt", 1e-3, 77)], cells.cell_path(out, cell))
+
+
 def test_a_damaged_file_is_named(cell, tmp_path):
     path = tmp_path / "cell.npz"
     path.write_bytes(b"PK\x03\x04 not a zip")
