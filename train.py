@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -47,12 +48,16 @@ def main(argv: Sequence[str]) -> int:
         processes.start(process.coordinator_address, process.num_processes, process.process_id)
     except ValueError as error:
         fail(COMMAND, error)
-    if not processes.leading():
-        from experiments import run
+    try:
+        if not processes.leading():
+            from experiments import run
 
-        return run.follow()
-    with processes.Followers() as followers:
-        return lead(parsed, config, flags, followers)
+            return run.follow()
+        with processes.Followers() as followers:
+            return lead(parsed, config, flags, followers)
+    except processes.ProcessLost as error:
+        print(f"{COMMAND}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)  # to leave in good order would be to wait for the one that is gone
 
 
 def lead(parsed: Parsed, config: TrainConfig, flags: str, followers=None) -> int:

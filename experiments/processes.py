@@ -48,6 +48,10 @@ def start(
         raise ValueError(f"distributed: {str(error).splitlines()[0]}") from None
 
 
+class ProcessLost(Exception):
+    """Another process of the run is gone; what was recorded stays good."""
+
+
 def several() -> bool:
     """Whether there are other processes; starts no backend where there are none."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
@@ -91,8 +95,6 @@ def _exchange_text(text: str) -> str:
 
 def leaders(tree: Any) -> Any:
     """The leader's arrays, bit for bit; every process gives a tree of the same shapes."""
-    from jax.experimental import multihost_utils
-
     if not several():
         return tree
 
@@ -100,7 +102,7 @@ def leaders(tree: Any) -> Any:
         array = np.asarray(array)
         # As bytes: the broadcast is a sum over processes, which makes +0 of -0.
         content = np.frombuffer(array.tobytes(), np.uint8)
-        sent = np.asarray(multihost_utils.broadcast_one_to_all(content))
+        sent = np.asarray(_exchange("broadcast_one_to_all", content))
         return sent.view(array.dtype).reshape(array.shape)
 
     return jax.tree.map(leaders_array, tree)
@@ -108,9 +110,7 @@ def leaders(tree: Any) -> Any:
 
 def largest(number: int) -> int:
     """The largest of the numbers that the processes give."""
-    from jax.experimental import multihost_utils
-
-    return int(multihost_utils.process_allgather(np.int32(number)).max()) if several() else number
+    return int(_exchange("process_allgather", np.int32(number)).max()) if several() else number
 
 
 def gather_lanes(own: Mapping[int, Any], owners: Sequence[int]) -> list[Any]:
@@ -120,8 +120,6 @@ def gather_lanes(own: Mapping[int, Any], owners: Sequence[int]) -> list[Any]:
       own: this process's lanes, at least one: its number to a tree of arrays, all alike.
       owners: the process of each lane.
     """
-    from jax.experimental import multihost_utils
-
     if not several():
         return [own[i] for i in range(len(owners))]
     leaves, structure = jax.tree.flatten(own[min(own)])
@@ -134,7 +132,7 @@ def gather_lanes(own: Mapping[int, Any], owners: Sequence[int]) -> list[Any]:
     mine += mine[-1:] * (most - len(mine))
     # One exchange of bytes, not one for each leaf: each takes milliseconds.
     packed = np.frombuffer(b"".join(mine), np.uint8).reshape(most, -1)
-    gathered = multihost_utils.process_allgather(packed)  # [processes, most, bytes]
+    gathered = _exchange("process_allgather", packed)  # [processes, most, bytes]
     ends = np.cumsum([leaf.nbytes for leaf in like])[:-1]
     seen: collections.Counter[int] = collections.Counter()
     trees = []
@@ -147,3 +145,15 @@ def gather_lanes(own: Mapping[int, Any], owners: Sequence[int]) -> list[Any]:
         ]
         trees.append(jax.tree.unflatten(structure, arrays))
     return trees
+
+
+def _exchange(name: str, array: Any) -> np.ndarray:
+    """One of JAX's exchanges between processes."""
+    from jax.experimental import multihost_utils
+
+    try:
+        return getattr(multihost_utils, name)(array)
+    except jax.errors.JaxRuntimeError:
+        raise ProcessLost(
+            "another process of this run is gone; when all have ended, go on with --resume"
+        ) from None

@@ -173,6 +173,27 @@ def test_the_null_is_exactly_null(cell, plan, out):
         assert c.times_equivalence.equivalent
 
 
+def test_arms_are_compared_with_sqrt_seed_by_seed_and_corrected_together(cell):
+    """Steps to 90 % that are written into the accuracies: sqrt at 10, slow at 30, same at 10."""
+    reached = {"sqrt": 1, "none": 3, "fold": 1}
+    evaluations = np.arange(7)
+
+    def lanes_of(arm):
+        keys = [LaneKey(arm, 1e-3, seed) for seed in range(8)]
+        accuracy = np.broadcast_to(np.where(evaluations >= reached[arm], 0.95, 0.2), (8, 7))
+        return _runs(keys, loss=1 - accuracy, accuracy=accuracy)
+
+    common = {arm: lanes_of(arm) for arm in reached}
+    result = outcomes.CellResult(cell._replace(arms=tuple(reached)), common, None, None)
+    slow, same = outcomes.compare([result, result])[:2]
+    assert (slow.arm, slow.times.mean_difference, slow.ratio, slow.never) == ("none", 20, 3, 0)
+    assert slow.times.p_value == 2 / 2**8
+    assert slow.holm_p_value == pytest.approx(4 * 2 / 2**8)  # the least of four
+    assert not slow.times_equivalence.equivalent
+    assert (same.times.mean_difference, same.holm_p_value) == (0, 1)
+    assert same.times_equivalence.equivalent
+
+
 def test_an_unfinished_cell_is_reported_at_the_common_rate(cell, plan, tmp_path):
     keys = convergence.test_keys(cell.arms, dict.fromkeys(cell.arms, 1e-3), plan.seeds)
     run_cell(cell, keys[:-1], cells.cell_path(tmp_path, cell))
