@@ -17,7 +17,7 @@ from experiments.config import RecordOptions, TrainConfig, resolve
 ROOT = Path(__file__).parents[1]
 CONFIG = TrainConfig(
     task="reverse",
-    steps=800,
+    steps=500,
     num_seeds=2,
     batch_size=4,
     sequence_length=8,
@@ -92,7 +92,7 @@ def test_two_processes_stopped_and_killed_write_what_one_writes(start, tmp_path)
     assert ends(pair) == [128 + signal.SIGTERM] * 2
 
     pair = start(out, "--resume")
-    wait_for_rows(folder, 1000, pair)
+    wait_for_rows(folder, 800, pair)
     pair[0].kill()
     assert ends(pair)[1] != 0  # the runtime does not let the follower wait for ever
 
@@ -105,7 +105,7 @@ def test_two_processes_stopped_and_killed_write_what_one_writes(start, tmp_path)
     config = resolve(CONFIG)
     program = training.lane_program(config)
     ends_of = [run.read_states(path, config, program, pytest.fail) for path in (folder, one)]
-    assert ends_of[0][0] == 800
+    assert ends_of[0][0] == 500
     chex.assert_trees_all_equal(*ends_of)
     log = (tmp_path / "log0").read_text()
     assert "exists" in log and "Traceback" not in log
