@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import jax
@@ -247,8 +248,8 @@ def plane_figure(plane: Plane) -> Figure:
     ticks = [_power(p) for p in powers]
     ax.set_xticks(range(len(powers)), ticks)
     ax.set_yticks(range(len(powers)), ticks)
-    ax.set_xlabel("W_q and W_k start, times ...")
-    ax.set_ylabel("learning rate of W_q and W_k, times ...")
+    ax.set_xlabel("W_q and W_k start times this power of d_k")
+    ax.set_ylabel("learning rate of W_q and W_k, likewise")
     return figure
 
 
@@ -386,7 +387,9 @@ def _visible_keys(cell: Cell) -> list[int]:
 
 
 def _power(power: float) -> str:
-    return "1" if power == 0 else f"d_k^{power:+g}"
+    """An exponent as people write it."""
+    text = str(Fraction(abs(power)))
+    return text if power >= 0 else f"−{text}"
 
 
 def _title(cell: Cell) -> str:
