@@ -26,7 +26,6 @@ from experiments.studies.outcomes import (
 )
 from experiments.studies.tuning import Tuning
 
-MARKERS = {"recall": "o", "sort": "s", "histogram": "^"}
 LABELS = {
     "sqrt": "sqrt (×1/√d_k)",
     "none": "none (×1)",
@@ -255,42 +254,39 @@ def plane_figure(plane: Plane) -> Figure:
 
 def dead_row_figure(results: Sequence[CellResult]) -> Figure:
     """Slow-down at the common rate against the dead-row fraction before training, over cells."""
-    figure, axes = new_figure(width=5.4, height=3.8)
-    ax = axes[0, 0]
-    for result in results:
-        reference = outcome(result.common["sqrt"]).times.time.mean()
-        config = result.cell.config
-        for arm, runs in result.common.items():
-            if arm == "sqrt":
+    panels = list(dict.fromkeys((r.cell.config.task, r.cell.config.optimizer) for r in results))
+    figure, axes = new_figure(1, len(panels), width=3.6, height=3.4, sharex=True, sharey=True)
+    for ax, panel in zip(axes.flat, panels, strict=True):
+        for result in results:
+            config = result.cell.config
+            if (config.task, config.optimizer) != panel:
                 continue
-            own = outcome(runs)
-            x, y = own.dead_rows.mean(), own.times.time.mean() / reference
-            never = not own.times.reached.all()
-            ax.plot(
-                x,
-                y,
-                MARKERS[config.task],
-                ms=7,
-                color=arm_colour(arm),
-                mfc="none" if never else None,
-            )
-            ax.annotate(
-                f"{arm} {config.d_k}",
-                (x, y),
-                (-6 if arm == "hot" else 6, 0),  # it lies near none
-                textcoords="offset points",
-                ha="right" if arm == "hot" else "left",
-                va="center",
-                fontsize=7,
-            )
-    ax.axhline(1, color=arm_colour("sqrt"), lw=1)
-    ax.set(
-        yscale="log",
-        xlabel="dead rows before training (fraction, mean over seeds)",
-        ylabel="steps to 90 %, over sqrt's",
-    )
-    ax.margins(x=0.15)
-    _plain_log(ax)
+            reference = outcome(result.common["sqrt"]).times.time.mean()
+            for arm, runs in result.common.items():
+                if arm == "sqrt":
+                    continue
+                own = outcome(runs)
+                x, y = own.dead_rows.mean(), own.times.time.mean() / reference
+                never = not own.times.reached.all()
+                fill = {"mfc": "none"} if never else {}
+                ax.plot(x, y, "o", ms=7, color=arm_colour(arm), **fill)
+                ax.plot([], [], "o", color=arm_colour(arm), label=LABELS[arm])
+                ax.annotate(
+                    str(config.d_k),
+                    (x, y),
+                    (-6 if arm == "hot" else 6, 0),  # it lies near none
+                    textcoords="offset points",
+                    ha="right" if arm == "hot" else "left",
+                    va="center",
+                    fontsize=7,
+                )
+        ax.axhline(1, color=arm_colour("sqrt"), lw=1)
+        ax.set(yscale="log", xlabel="dead rows before training")
+        ax.set_title(", ".join(panel), fontsize=10)
+        ax.margins(x=0.15)
+        _plain_log(ax)
+    axes[0, 0].set_ylabel("steps to 90 %, over sqrt's")
+    _legend_below(figure, axes, len(panels))
     return figure
 
 
