@@ -109,9 +109,9 @@ CAPTIONS = {
     ),
     "dead_rows": (
         "Does the dead-row fraction before training predict the slow-down? One point a cell and "
-        "arm, with its d_k, at the common rate, means over seeds; open where some seed never got to "
-        "90 %, so that the true ratio is larger. One row in 16 of recall sees a single key and is "
-        "always dead."
+        "arm, with its d_k, at the common rate, means over seeds; open where some seed never got "
+        "to 90 %, so that the true ratio is larger. One row in 16 of recall sees a single key and "
+        "is always dead."
     ),
     "learning_rate": (
         "Loss area against learning rate on the tuning seeds; a dot a seed, the line their mean, a "
