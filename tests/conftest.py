@@ -2,6 +2,9 @@
 
 import hypothesis
 import jax
+import pytest
+
+from experiments.config import TrainConfig
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 2)
@@ -14,3 +17,25 @@ hypothesis.settings.load_profile("suite")
 
 def pytest_addoption(parser):
     parser.addoption("--kills", type=int, default=30, help="how often test_survival.py kills runs")
+
+
+TINY = TrainConfig(
+    task="reverse",
+    steps=12,
+    num_seeds=2,
+    batch_size=4,
+    sequence_length=8,
+    vocab_size=4,
+    d_model=16,
+    d_k=8,
+    d_ff=16,
+    eval_every=4,
+    eval_size=8,
+    checkpoint_every=4,
+)
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """The settings of the smallest run; every test that uses them shares one compiled program."""
+    return TINY

@@ -1,5 +1,6 @@
 """Two processes of one run write what one process writes, through stops and kills."""
 
+import dataclasses
 import os
 import signal
 import socket
@@ -15,31 +16,20 @@ from experiments import lanes, recording, run, training
 from experiments.config import RecordOptions, TrainConfig, resolve
 
 ROOT = Path(__file__).parents[1]
-CONFIG = TrainConfig(
-    task="reverse",
-    steps=500,
-    num_seeds=2,
-    batch_size=4,
-    sequence_length=8,
-    vocab_size=4,
-    d_model=16,
-    d_k=8,
-    d_ff=16,
-    eval_every=10,
-    eval_size=8,
-    checkpoint_every=50,
-)
-FLAGS = [
-    f"--{name}={value}"
-    for name, value in vars(CONFIG).items()
-    if value != getattr(TrainConfig, name)
-]
 ROWS = (recording.METRICS, recording.EVALUATION)
 
 
 @pytest.fixture
-def start(tmp_path):
+def config(tiny):
+    """A run that takes long enough to be stopped and killed."""
+    return dataclasses.replace(tiny, steps=500, eval_every=10, checkpoint_every=50)
+
+
+@pytest.fixture
+def start(config, tmp_path):
     """Starts the two processes of a run, the leader first."""
+    settings = vars(config).items()
+    run_flags = [f"--{n}={value}" for n, value in settings if value != getattr(TrainConfig, n)]
     started = []
 
     def start(*flags):
@@ -49,7 +39,7 @@ def start(tmp_path):
         pair = []
         for number in range(2):
             command = [
-                sys.executable, "train.py", *FLAGS, *flags, "--nofigures", "--distributed",
+                sys.executable, "train.py", *run_flags, *flags, "--nofigures", "--distributed",
                 f"--coordinator_address=localhost:{port}", "--num_processes=2",
                 f"--process_id={number}", f"--compilation_cache={tmp_path / 'cache'}",
             ]  # fmt: skip
@@ -82,7 +72,7 @@ def wait_for_rows(folder, count, pair):
         time.sleep(0.01)
 
 
-def test_two_processes_stopped_and_killed_write_what_one_writes(start, tmp_path):
+def test_two_processes_stopped_and_killed_write_what_one_writes(config, start, tmp_path):
     folder, one = tmp_path / "two", tmp_path / "one"
     out = f"--out={folder}"
 
@@ -99,10 +89,10 @@ def test_two_processes_stopped_and_killed_write_what_one_writes(start, tmp_path)
     assert ends(start(out)) == [2, 2]  # the folder is taken: the leader says so, both leave
     assert ends(start(out, "--resume")) == [0, 0]
 
-    run.record(CONFIG, RecordOptions(one, figures=False))
+    run.record(config, RecordOptions(one, figures=False))
     for name in ROWS:
         assert (folder / name).read_bytes() == (one / name).read_bytes()
-    config = resolve(CONFIG)
+    config = resolve(config)
     program = training.lane_program(config)
     ends_of = [run.read_states(path, config, program, pytest.fail) for path in (folder, one)]
     assert ends_of[0][0] == 500
