@@ -7,7 +7,6 @@ ratio within a round, whose median and range over rounds are reported.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import platform
 import statistics
 import sys
@@ -20,6 +19,8 @@ import jax
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+
+from experiments.lanes import num_cores
 
 # Does its work once and says how much it was and how long it took: (units, seconds).
 Work = Callable[[], tuple[float, float]]
@@ -98,10 +99,9 @@ def machine() -> str:
     if cpuinfo.exists():
         names = [x for x in cpuinfo.read_text().splitlines() if x.startswith("model name")]
         model = names[0].split(": ", 1)[1] if names else model
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return (
-        f"{cores} cores of {model or platform.machine()}, Python {platform.python_version()}, "
-        f"jax {jax.__version__}"
+        f"{num_cores()} cores of {model or platform.machine()}, "
+        f"Python {platform.python_version()}, jax {jax.__version__}"
     )
 
 
