@@ -209,6 +209,13 @@ def steps_to_threshold(
     return CensoredTimes(time, np.asarray(reached))
 
 
+def steps_to_accuracy(
+    steps: ArrayLike, accuracies: ArrayLike, share: float, consecutive: int = 1
+) -> CensoredTimes:
+    """`steps_to_threshold` for accuracies: float32, in which nine of ten is a little below 0.9."""
+    return steps_to_threshold(steps, accuracies, float(np.float32(share)), consecutive)
+
+
 def kaplan_meier(times: CensoredTimes) -> KaplanMeier:
     """Kaplan–Meier (1958) estimate of the share of lanes still short of the threshold.
 

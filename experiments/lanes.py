@@ -117,27 +117,24 @@ def start_places(num_lanes: int, batch_shards: int = 1) -> list[Place]:
         count = min(count, num_lanes)
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", batch_shards * max(1, count))
-    by_process = []
-    for process in range(jax.process_count()):
-        devices = jax.local_devices(process_index=process)
-        starts = range(0, len(devices) - batch_shards + 1, batch_shards)
-        by_process.append([Place(tuple(devices[i : i + batch_shards])) for i in starts])
-    # Every process gets a lane before any gets two.
-    rounds = itertools.zip_longest(*by_process)
-    places = [place for dealt in rounds for place in dealt if place is not None][:num_lanes]
-    missing = set(range(jax.process_count())) - {place.process for place in places}
-    if missing and num_lanes < jax.process_count():
+    if num_lanes < jax.process_count():
         raise ValueError(
             f"num_processes: {jax.process_count()}, but there are only {num_lanes} lanes; "
             "each process needs one"
         )
-    if missing:
-        devices = jax.local_devices(process_index=min(missing))
-        raise ValueError(
-            f"batch_shards: {batch_shards}, but a process has {len(devices)} devices "
-            f"({devices[0].platform})"
-        )
-    return places
+    by_process = []
+    for process in range(jax.process_count()):
+        devices = jax.local_devices(process_index=process)
+        if len(devices) < batch_shards:
+            raise ValueError(
+                f"batch_shards: {batch_shards}, but a process has {len(devices)} devices "
+                f"({devices[0].platform})"
+            )
+        starts = range(0, len(devices) - batch_shards + 1, batch_shards)
+        by_process.append([Place(tuple(devices[i : i + batch_shards])) for i in starts])
+    # Every process gets a lane before any gets two.
+    rounds = itertools.zip_longest(*by_process)
+    return [place for dealt in rounds for place in dealt if place is not None][:num_lanes]
 
 
 def devices_of(places: Iterable[Place]) -> list[jax.Device]:

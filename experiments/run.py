@@ -138,7 +138,7 @@ def record(
     """
     config = resolve(config)
     folder = options.out
-    prepare(config)
+    prepared = prepare(config)  # before the folder is touched: the devices may not serve
     if not options.resume:
         _make_folder(folder)
     elif not folder.is_dir():
@@ -146,7 +146,7 @@ def record(
     with recording.disk_errors_named(folder), recording.locked(folder):
         if not options.resume:
             _claim_folder(folder, config, overwrite=options.overwrite)
-        return _record(config, options, watch, begin, say, followers)
+        return _record(config, *prepared, options, watch, begin, say, followers)
 
 
 def follow() -> int:
@@ -183,6 +183,8 @@ def prepare(config: TrainConfig) -> tuple[LaneProgram, list[Place]]:
 
 def _record(
     config: TrainConfig,
+    program: LaneProgram,
+    places: Sequence[Place],
     options: RecordOptions,
     watch: Watch,
     begin: Callable[[], None],
@@ -193,7 +195,6 @@ def _record(
     if options.resume:
         _check_resumable(folder, config)
     begin()
-    program, places = prepare(config)
     start, states = 0, None
     if options.resume:
         start, states = restore_states(folder, config, program, say)

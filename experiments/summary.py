@@ -133,9 +133,7 @@ def train_command(config: TrainConfig) -> str:
 
 def reached_threshold(arm: Arm) -> CensoredTimes:
     """When each seed of an arm had a held-out accuracy of THRESHOLD."""
-    # Accuracies are float32, in which nine of ten is a little less than 0.9.
-    threshold = float(np.float32(THRESHOLD))
-    return comparison.steps_to_threshold(arm.evaluation_steps, arm.accuracy, threshold)
+    return comparison.steps_to_accuracy(arm.evaluation_steps, arm.accuracy, THRESHOLD)
 
 
 def diverged_as_untrained(arm: Arm) -> Arm:

@@ -254,32 +254,27 @@ def plane_figure(plane: Plane) -> Figure:
 
 def dead_row_figure(results: Sequence[CellResult]) -> Figure:
     """Slow-down at the common rate against the dead-row fraction before training, over cells."""
-    panels = list(dict.fromkeys((r.cell.config.task, r.cell.config.optimizer) for r in results))
+    panels: dict[tuple[str, str], list[CellResult]] = {}
+    for result in results:
+        config = result.cell.config
+        panels.setdefault((config.task, config.optimizer), []).append(result)
     figure, axes = new_figure(1, len(panels), width=3.6, height=3.4, sharex=True, sharey=True)
-    for ax, panel in zip(axes.flat, panels, strict=True):
-        for result in results:
-            config = result.cell.config
-            if (config.task, config.optimizer) != panel:
-                continue
-            reference = outcome(result.common["sqrt"]).times.time.mean()
-            for arm, runs in result.common.items():
-                if arm == "sqrt":
-                    continue
-                own = outcome(runs)
-                x, y = own.dead_rows.mean(), own.times.time.mean() / reference
-                never = not own.times.reached.all()
-                fill = {"mfc": "none"} if never else {}
-                ax.plot(x, y, "o", ms=7, color=arm_colour(arm), **fill)
-                ax.plot([], [], "o", color=arm_colour(arm), label=LABELS[arm])
-                ax.annotate(
-                    str(config.d_k),
-                    (x, y),
-                    (-6 if arm == "hot" else 6, 0),  # it lies near none
-                    textcoords="offset points",
-                    ha="right" if arm == "hot" else "left",
-                    va="center",
-                    fontsize=7,
-                )
+    for ax, (panel, cells) in zip(axes.flat, panels.items(), strict=True):
+        for result, arm in ((cell, arm) for cell in cells for arm in cell.common if arm != "sqrt"):
+            own, reference = (outcome(result.common[name]) for name in (arm, "sqrt"))
+            x, y = own.dead_rows.mean(), own.times.time.mean() / reference.times.time.mean()
+            fill = {} if own.times.reached.all() else {"mfc": "none"}
+            ax.plot(x, y, "o", ms=7, color=arm_colour(arm), **fill)
+            ax.plot([], [], "o", color=arm_colour(arm), label=LABELS[arm])
+            ax.annotate(
+                str(result.cell.config.d_k),
+                (x, y),
+                (-6 if arm == "hot" else 6, 0),  # it lies near none
+                textcoords="offset points",
+                ha="right" if arm == "hot" else "left",
+                va="center",
+                fontsize=7,
+            )
         ax.axhline(1, color=arm_colour("sqrt"), lw=1)
         ax.set(yscale="log", xlabel="dead rows before training")
         ax.set_title(", ".join(panel), fontsize=10)

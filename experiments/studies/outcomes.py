@@ -67,9 +67,7 @@ def outcome(runs: CellRuns) -> Outcome:
     counted = runs.diverged_as_untrained()
     return Outcome(
         learning_rate=float(runs.learning_rate[0]),
-        times=comparison.steps_to_threshold(
-            counted.steps, counted.accuracy, float(np.float32(THRESHOLD)), CONSECUTIVE
-        ),
+        times=comparison.steps_to_accuracy(counted.steps, counted.accuracy, THRESHOLD, CONSECUTIVE),
         accuracy=counted.accuracy[:, -1].astype(np.float64),
         loss=counted.loss[:, -1].astype(np.float64),
         loss_area=comparison.clipped_loss_area(counted.steps, counted.loss, counted.loss[:, 0]),
