@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments import startup
-from experiments.command_line import Parsed, disk_error, fail, help_text, parse, typed
+from experiments.commands import startup
+from experiments.commands.flags import Parsed, disk_error, fail, help_text, parse, typed
 from experiments.config import ProcessOptions, RecordOptions, TrainConfig, check_process, resolve
 
 COMMAND = "train.py"
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     if not process.distributed:
         return lead(parsed, config, flags)
 
-    from experiments import processes
+    from experiments.engine import processes
 
     try:
         processes.start(process.coordinator_address, process.num_processes, process.process_id)
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         fail(COMMAND, error)
     try:
         if not processes.leading():
-            from experiments import run
+            from experiments.runs import run
 
             return run.follow()
         with processes.Followers() as followers:
@@ -62,7 +62,8 @@ def main(argv: Sequence[str]) -> int:
 
 def lead(parsed: Parsed, config: TrainConfig, flags: str, followers=None) -> int:
     """Record the run; returns the exit status."""
-    from experiments import console, run
+    from experiments.commands import console
+    from experiments.runs import run
 
     options = parsed.pick(RecordOptions)
     try:

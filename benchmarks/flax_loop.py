@@ -18,9 +18,9 @@ from flax.training.train_state import TrainState
 
 from attention import transformer
 from benchmarks.rounds import Work, measure, spread
-from experiments import training
 from experiments.config import TrainConfig, resolve
-from experiments.training import LaneProgram
+from experiments.engine import training
+from experiments.engine.training import LaneProgram
 
 
 def make_step(program: LaneProgram) -> Any:

@@ -22,8 +22,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.rounds import publish, spread
-from experiments import figures, run
 from experiments.config import RecordOptions, TrainConfig
+from experiments.figures import style
+from experiments.runs import run
 
 BASE = TrainConfig(scale=("none", "sqrt"), steps=200, num_seeds=2, batch_size=32, eval_every=10**6)
 
@@ -72,22 +73,22 @@ def main() -> None:
                     else:
                         measured[sweep.name][size].append(seconds(config))
                     progress.advance(bar)
-    figure, axes = figures.new_figure(1, len(SWEEPS), width=4.0, height=3.2)
+    figure, axes = style.new_figure(1, len(SWEEPS), width=4.0, height=3.2)
     rows = []
     for ax, (name, times) in zip(axes.flat, measured.items(), strict=True):
         sizes = np.array(list(times))
         medians = np.array([statistics.median(values) for values in times.values()])
         slope = np.polyfit(np.log(sizes), np.log(medians), 1)[0]
         for size, values in times.items():
-            ax.plot([size] * len(values), values, "o", color=figures.ARM_COLOURS["sqrt"], ms=4)
+            ax.plot([size] * len(values), values, "o", color=style.ARM_COLOURS["sqrt"], ms=4)
             per_unit = 1e3 * statistics.median(values) / size
             rows.append((name, str(size), spread(values), f"{per_unit:.3g}"))
-        ax.plot(sizes, medians[-1] * sizes / sizes[-1], color=figures.GREY, linewidth=1)
+        ax.plot(sizes, medians[-1] * sizes / sizes[-1], color=style.GREY, linewidth=1)
         ax.set(xscale="log", yscale="log", xlabel=name, title=f"slope {slope:.2f}")
         ax.set_xticks(sizes, [str(size) for size in sizes])
         ax.minorticks_off()
     axes.flat[0].set_ylabel("seconds")
-    figures.save(figure, options.out / "growth")
+    style.save(figure, options.out / "growth")
     publish(
         options.out / "growth.md",
         "Growth of a run's time",

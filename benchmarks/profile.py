@@ -18,8 +18,9 @@ import jax
 
 from benchmarks.rounds import publish
 from benchmarks.throughput import step_operations
-from experiments import lanes, run, training
 from experiments.config import TrainConfig, resolve
+from experiments.engine import lanes, training
+from experiments.runs import run
 
 KINDS = {
     "matrix products": ("ynn_fusion", "dot"),

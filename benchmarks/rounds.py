@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from experiments.lanes import num_cores
+from experiments.engine.lanes import num_cores
 
 # Does its work once and says how much it was and how long it took: (units, seconds).
 Work = Callable[[], tuple[float, float]]

@@ -18,9 +18,9 @@ import numpy as np
 
 from attention.statistics import HeadStatistics
 from benchmarks.rounds import Work, measure, publish, spread
-from experiments import recording
-from experiments.lanes import Chunk, ChunkResult, LaneName
-from experiments.training import StepMetrics
+from experiments.engine.lanes import Chunk, ChunkResult, LaneName
+from experiments.engine.training import StepMetrics
+from experiments.runs import recording
 
 STEPS, LANES, CHUNKS = 20, 100, 20
 

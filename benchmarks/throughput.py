@@ -28,9 +28,10 @@ import numpy as np
 
 from benchmarks import flax_loop
 from benchmarks.rounds import Work, measure, publish, ratios, spread
-from experiments import lanes, run, training
 from experiments.config import RecordOptions, TrainConfig, resolve
-from experiments.training import Lane, LaneProgram, LaneState
+from experiments.engine import lanes, training
+from experiments.engine.training import Lane, LaneProgram, LaneState
+from experiments.runs import run
 
 
 def recorded(config: TrainConfig) -> Work:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from experiments.config import RecordOptions, TrainConfig
 
 if TYPE_CHECKING:
-    from experiments.recording import load_runs
-    from experiments.run import train
+    from experiments.runs.recording import load_runs
+    from experiments.runs.run import train
 
 __all__ = ["RecordOptions", "TrainConfig", "load_runs", "train"]
 
@@ -17,11 +17,11 @@ __all__ = ["RecordOptions", "TrainConfig", "load_runs", "train"]
 def __getattr__(name: str):
     # Late, because these start importing JAX, and --help should answer at once.
     if name == "train":
-        from experiments.run import train
+        from experiments.runs.run import train
 
         return train
     if name == "load_runs":
-        from experiments.recording import load_runs
+        from experiments.runs.recording import load_runs
 
         return load_runs
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

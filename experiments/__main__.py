@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments import compare, evaluate, plot, startup  # before anything can import JAX
-from experiments.command_line import fail, parse
+from experiments.commands import compare, evaluate, plot, startup
+from experiments.commands.flags import fail, parse
 from experiments.studies import STUDIES, load
 
 COMMAND = "python -m experiments"

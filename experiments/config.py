@@ -178,7 +178,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
     Raises:
       ValueError: one line that names the field, the value given, and what is right.
     """
-    from experiments import tasks  # imports jax: late, so that --help and typos answer at once
+    from experiments import tasks
 
     _check_choice("task", config.task, tasks.TASKS)
     _check_choice("optimizer", config.optimizer, OPTIMIZERS)

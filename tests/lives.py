@@ -18,14 +18,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from experiments import startup  # first: before anything can import JAX  # noqa: F401, I001
 import jax
 import orbax.checkpoint  # noqa: F401
 
 import train
-from experiments import console, lanes, training  # noqa: F401
-from experiments.command_line import parse
+from experiments.commands.flags import parse
 from experiments.config import ProcessOptions, RecordOptions, TrainConfig, resolve
+from experiments.engine import lanes, training
 
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.scandir"}
 

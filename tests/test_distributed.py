@@ -12,8 +12,9 @@ from pathlib import Path
 import chex
 import pytest
 
-from experiments import lanes, recording, run, training
 from experiments.config import RecordOptions, TrainConfig, resolve
+from experiments.engine import lanes, training
+from experiments.runs import recording, run
 
 ROOT = Path(__file__).parents[1]
 ROWS = (recording.METRICS, recording.EVALUATION)

@@ -14,7 +14,8 @@ import chex
 import numpy as np
 import pytest
 
-from experiments import checkpoints, lanes, recording, run, training
+from experiments.engine import lanes, training
+from experiments.runs import checkpoints, recording, run
 
 FLAGS = [
     "--task=reverse", "--steps=1500", "--num_seeds=1", "--batch_size=4", "--sequence_length=8",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import train
-from experiments.command_line import parse
+from experiments.commands.flags import parse
 from experiments.config import RecordOptions, TrainConfig, resolve
 
 ROOT = Path(__file__).parent.parent

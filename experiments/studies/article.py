@@ -27,7 +27,7 @@ from matplotlib.lines import Line2D
 from scipy import optimize, special, stats
 
 from attention import theory
-from experiments import figures
+from experiments.figures import style
 from experiments.studies import head_dimension, saturation, score_variance
 from experiments.studies.common import (
     Findings,
@@ -616,21 +616,21 @@ TRAPS = (
 )
 
 _COLOURS = {
-    "reproduced": figures.GREEN,
-    "possible": figures.BLUE,
-    "unlikely": figures.ORANGE,
-    "not from this code": figures.VERMILLION,
+    "reproduced": style.GREEN,
+    "possible": style.BLUE,
+    "unlikely": style.ORANGE,
+    "not from this code": style.VERMILLION,
 }
 
 
 def draw(audited: list[Audited]) -> Figure:
     """A forest plot: where each printed number lies, in units of the measured interval."""
     shown = [a for a in audited if a.sample is not None]
-    figure, ((axis,),) = figures.new_figure(1, 1, width=11.5, height=0.27 * len(shown) + 1.2)
+    figure, ((axis,),) = style.new_figure(1, 1, width=11.5, height=0.27 * len(shown) + 1.2)
     for row, found in enumerate(shown):
         low, position, high = _positions(found)
         colour = _COLOURS[found.verdict]
-        axis.plot((low, high), (row, row), color=figures.GREY, lw=5, alpha=0.45,
+        axis.plot((low, high), (row, row), color=style.GREY, lw=5, alpha=0.45,
                   solid_capstyle="butt")  # fmt: skip
         axis.plot(0, row, "|", color="black", ms=8)
         axis.plot(position, row, "D", color=colour, ms=5.5, clip_on=False)
@@ -661,7 +661,7 @@ def draw(audited: list[Audited]) -> Figure:
         Line2D([], [], color=colour, marker="D", ls="", ms=5.5, label=name)
         for name, colour in _COLOURS.items()
     ]
-    handles.append(Line2D([], [], color=figures.GREY, lw=5, alpha=0.45, label="5–95 % of seeds"))
+    handles.append(Line2D([], [], color=style.GREY, lw=5, alpha=0.45, label="5–95 % of seeds"))
     axis.legend(handles=handles, fontsize=8, loc="lower left", framealpha=0.9)
     return figure
 

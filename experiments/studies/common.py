@@ -17,7 +17,8 @@ from rich.console import Group, RenderableType
 from rich.markdown import Markdown
 from rich.table import Table
 
-from experiments import figures, recording
+from experiments.figures import style
+from experiments.runs import recording
 
 BASE_SEED = 20170612  # of every study
 # A random stream is named and folded in, so that a new one never shifts another's draws.
@@ -179,7 +180,7 @@ def write(findings: Findings, out: Path, command: str, quick: bool) -> None:
     for name, figure in findings.figures.items():
         if quick:
             figure.suptitle("quick run", x=0.99, ha="right", fontsize=8)
-        figures.save(figure, out / "figures" / name)
+        style.save(figure, out / "figures" / name)
     (out / "report.md").write_text(_report(findings, command, quick, environment))
     summary = {
         "command": command,

@@ -18,7 +18,7 @@ from scipy import stats
 
 from attention import attention_statistics, dot_product_attention, score_rule, theory
 from attention.statistics import DEAD_BELOW
-from experiments import figures
+from experiments.figures import style
 from experiments.studies.common import (
     Findings,
     Grid,
@@ -155,17 +155,17 @@ def flow(rows: GradientRows, key_dim: int) -> Flow:
 
 def draw(flows: Sequence[Flow], length: int) -> Figure:
     """Ratios with the two laws, the gradients themselves, and the dead rows."""
-    figure, ((left, middle, right),) = figures.new_figure(1, 3, width=4.6, height=4.0)
+    figure, ((left, middle, right),) = style.new_figure(1, 3, width=4.6, height=4.0)
     d = np.array([f.key_dim for f in flows], float)
     fine = np.geomspace(d[0], d[-1], 60)
     whole = np.unique(fine.round())
     unscaled = theory.gradient_rms(length, whole, 1, 1.0)
     scaled = theory.gradient_rms(length, whole, 1, whole**-0.5)
     for name, label, colour, marker in (
-        ("rms_query", "∂/∂Q, RMS", figures.PURPLE, "o"),
-        ("rms_logits", "∂/∂logits, RMS", figures.GREEN, "o"),
-        ("typical_query", "∂/∂Q, median row", figures.PURPLE, "s"),
-        ("typical_logits", "∂/∂logits, median row", figures.GREEN, "s"),
+        ("rms_query", "∂/∂Q, RMS", style.PURPLE, "o"),
+        ("rms_logits", "∂/∂logits, RMS", style.GREEN, "o"),
+        ("typical_query", "∂/∂Q, median row", style.PURPLE, "s"),
+        ("typical_logits", "∂/∂logits, median row", style.GREEN, "s"),
     ):
         ratios = [getattr(f, name) for f in flows]
         value = np.array([r.value for r in ratios])
@@ -173,20 +173,20 @@ def draw(flows: Sequence[Flow], length: int) -> Figure:
         filled = colour if marker == "o" else "white"
         left.errorbar(d, value, np.maximum(error, 0), fmt=marker, ms=5, color=colour,
                       mfc=filled, label=label)  # fmt: skip
-    left.plot(whole, unscaled.query / scaled.query, color=figures.PURPLE, lw=1)
-    left.plot(whole, unscaled.logits / scaled.logits, color=figures.GREEN, lw=1)
+    left.plot(whole, unscaled.query / scaled.query, color=style.PURPLE, lw=1)
+    left.plot(whole, unscaled.logits / scaled.logits, color=style.GREEN, lw=1)
     for power, at in ((0.25, unscaled.query / scaled.query),
                       (-0.25, unscaled.logits / scaled.logits)):  # fmt: skip
-        left.plot(fine, at[-1] * (fine / d[-1]) ** power, color=figures.GREY, lw=1, ls="--")
+        left.plot(fine, at[-1] * (fine / d[-1]) ** power, color=style.GREY, lw=1, ls="--")
     left.annotate("$d^{1/4}$", (d[-2], 10), xytext=(0, 8), textcoords="offset points", fontsize=9)
     left.annotate("$d^{-1/4}$", (d[-2], 0.4), xytext=(0, 6), textcoords="offset points", fontsize=9)
-    left.axhline(1, color=figures.GREY, lw=0.6)
+    left.axhline(1, color=style.GREY, lw=0.6)
     left.set(xscale="log", yscale="log", xlabel="d_k", ylabel="unscaled / scaled",
              title="One softmax, four answers")  # fmt: skip
     left.legend(fontsize=8, frameon=False, loc="lower left")
 
     for r, rule in enumerate(RULES):
-        colour, formula = figures.arm_colour(rule), score_rule(rule, 1).formula
+        colour, formula = style.arm_colour(rule), score_rule(rule, 1).formula
         low, median, high = np.array([f.query_quantiles[r] for f in flows]).T
         middle.fill_between(d, low, high, color=colour, alpha=0.15, lw=0)
         middle.plot(d, median, color=colour, marker="s", mfc="white", ms=5, lw=1,
@@ -198,9 +198,9 @@ def draw(flows: Sequence[Flow], length: int) -> Figure:
     middle.legend(fontsize=8, frameon=False, loc="lower left")
 
     for r, rule in enumerate(RULES):
-        right.plot(d, [f.dead_rows[r] for f in flows], color=figures.arm_colour(rule), marker="o",
+        right.plot(d, [f.dead_rows[r] for f in flows], color=style.arm_colour(rule), marker="o",
                    ms=5, lw=1, label=score_rule(rule, 1).formula)  # fmt: skip
-    right.axvline(theory.freezing_key_dim(length), color=figures.GREY, lw=1, ls="--")
+    right.axvline(theory.freezing_key_dim(length), color=style.GREY, lw=1, ls="--")
     right.annotate("d_k = 2 ln n", (theory.freezing_key_dim(length), 0.55), xytext=(4, 0),
                    textcoords="offset points", fontsize=9)  # fmt: skip
     right.set(xscale="log", xlabel="d_k", ylabel=f"fraction of rows with ‖J‖ < {DEAD_BELOW:g}",

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attention import score_rule, theory
-from experiments import figures
+from experiments.figures import style
 from experiments.studies import gradient_flow, saturation
 from experiments.studies.common import (
     Findings,
@@ -55,7 +55,7 @@ def gradient_ratio(rows: GradientRows) -> np.ndarray:
 
 def draw(measured: dict[int, GradientRows]) -> Figure:
     """Largest weights, entropy and gradient ratio against d_k."""
-    figure, axes = figures.new_figure(2, 2, width=5.0, height=3.4)
+    figure, axes = style.new_figure(2, 2, width=5.0, height=3.4)
     (all_weights, row_weights), (entropy, gradient) = axes
     d = np.array(list(measured), float)
     fine = np.unique(np.geomspace(d[0], d[-1], 40).round())
@@ -66,7 +66,7 @@ def draw(measured: dict[int, GradientRows]) -> Figure:
         axis.plot(d, median, color=colour, marker="o", ms=4, lw=1, label=label)
 
     for r, rule in enumerate(RULES):
-        colour, formula = figures.arm_colour(rule), score_rule(rule, 1).formula
+        colour, formula = style.arm_colour(rule), score_rule(rule, 1).formula
         scale = np.array([score_rule(rule, int(x)).multiplier for x in fine])
         band(all_weights, np.array([largest_of_all(m)[:, r] for m in measured.values()]),
              colour, formula)  # fmt: skip
@@ -82,21 +82,21 @@ def draw(measured: dict[int, GradientRows]) -> Figure:
             axis.errorbar(d, means.mean(-1), 2 * error, fmt="o", ms=4, color=colour, label=formula)
     all_weights.set(title=f"Largest of all {LENGTH}² weights, median and 5–95 %", ylim=(0, 1.02))
     row_weights.set(title="Largest weight of a row, mean on exact curve", ylim=(0, 1.02))
-    entropy.axhline(np.log(LENGTH), color=figures.GREY, lw=0.8, ls="--")
+    entropy.axhline(np.log(LENGTH), color=style.GREY, lw=0.8, ls="--")
     entropy.annotate("ln n", (300, np.log(LENGTH)), xytext=(0, -12), textcoords="offset points")
     entropy.set(title="Entropy of a row in nats, mean on exact curve", ylim=(0, 2.5))
-    band(gradient, np.array([gradient_ratio(m) for m in measured.values()]), figures.GREEN,
+    band(gradient, np.array([gradient_ratio(m) for m in measured.values()]), style.GREEN,
          "median and 5–95 % of seeds")  # fmt: skip
     exact_ratio = (
         theory.gradient_rms(LENGTH, fine[1:], 1, 1.0).query
         / theory.gradient_rms(LENGTH, fine[1:], 1, fine[1:] ** -0.5).query
     )
-    gradient.plot(fine[1:], exact_ratio, color=figures.GREY, lw=1, ls="--", label="exact RMS ratio")
+    gradient.plot(fine[1:], exact_ratio, color=style.GREY, lw=1, ls="--", label="exact RMS ratio")
     gradient.set(yscale="log", title="std of ∂/∂Q, unscaled / scaled")
-    gradient.axhline(1, color=figures.GREY, lw=0.6)
+    gradient.axhline(1, color=style.GREY, lw=0.6)
     for axis in axes.flat:
         axis.set(xscale="log", xlabel="d_k")
-        axis.axvline(theory.freezing_key_dim(LENGTH), color=figures.GREY, lw=0.8, ls=":")
+        axis.axvline(theory.freezing_key_dim(LENGTH), color=style.GREY, lw=0.8, ls=":")
         axis.legend(fontsize=8, frameon=False)
     return figure
 

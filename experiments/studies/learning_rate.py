@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from experiments.cells import cell_path, progress
 from experiments.studies.common import Findings, Request, number
-from experiments.studies.convergence import choose_cells, protocol
-from experiments.studies.convergence_figures import learning_rate_figure
-from experiments.studies.convergence_report import CAPTIONS, tuning_table
-from experiments.studies.tuning import TUNING_SEEDS, tune
+from experiments.studies.convergence.cells import cell_path, progress
+from experiments.studies.convergence.figures import learning_rate_figure
+from experiments.studies.convergence.protocol import choose_cells, protocol
+from experiments.studies.convergence.report import CAPTIONS, tuning_table
+from experiments.studies.convergence.tuning import TUNING_SEEDS, tune
 
 
 def run(request: Request) -> Findings:

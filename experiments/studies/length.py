@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from attention import attention_statistics, dot_product_attention, theory
-from experiments import figures
+from experiments.figures import style
 from experiments.studies.common import (
     Findings,
     Grid,
@@ -44,7 +44,7 @@ GROWTHS = {
     "√log": lambda n: np.sqrt(np.log(n) / np.log(REFERENCE)),
     "log": lambda n: np.log(n) / np.log(REFERENCE),
 }
-COLOURS = (figures.BLUE, figures.GREEN, figures.ORANGE)
+COLOURS = (style.BLUE, style.GREEN, style.ORANGE)
 
 
 class Needle(NamedTuple):
@@ -110,7 +110,7 @@ def needle_law(length: ArrayLike, growth: ArrayLike) -> np.ndarray:
 
 def draw(measured: dict[int, Needle]) -> Figure:
     """The needle's weight and the haystack's entropy against n."""
-    figure, ((left, right),) = figures.new_figure(1, 2, width=5.2, height=3.8)
+    figure, ((left, right),) = style.new_figure(1, 2, width=5.2, height=3.8)
     n = np.array(list(measured), float)
     fine = np.unique(np.geomspace(n[0], n[-1], 25).round())
     for g, ((name, growth), colour) in enumerate(zip(GROWTHS.items(), COLOURS, strict=True)):

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from scipy.interpolate import CubicSpline
 
 from attention import attention_statistics, dot_product_attention, theory
-from experiments import figures
+from experiments.figures import style
 from experiments.studies.common import (
     Findings,
     Grid,
@@ -179,8 +179,8 @@ def tabulated(statistic: Callable, keys: int, low: float, high: float) -> Callab
 
 def draw(curves: Sequence[Curve]) -> Figure:
     """A panel per statistic against σ/σ_c, and where unscaled attention lies."""
-    figure, axes = figures.new_figure(2, 3, width=4.4, height=3.3)
-    colours = (figures.SKY, figures.BLUE, figures.GREEN, figures.PURPLE)
+    figure, axes = style.new_figure(2, 3, width=4.4, height=3.3)
+    colours = (style.SKY, style.BLUE, style.GREEN, style.PURPLE)
     for panel, (axis, quantity) in enumerate(zip(axes.flat, QUANTITIES, strict=False)):
         for found, colour in zip(curves, colours, strict=False):
             freezing = theory.freezing_std(found.keys)
@@ -197,9 +197,9 @@ def draw(curves: Sequence[Curve]) -> Figure:
         limit = getattr(many, quantity.field)
         if quantity.field == "entropy":
             limit = np.maximum(1 - ratio**2, 0)
-        axis.plot(ratio, limit, color=figures.GREY, lw=1, ls="--", label="n → ∞")
+        axis.plot(ratio, limit, color=style.GREY, lw=1, ls="--", label="n → ∞")
         axis.set(xscale="log", xlabel="σ / σ_c", title=quantity.label)
-        axis.axvline(1, color=figures.GREY, lw=0.6)
+        axis.axvline(1, color=style.GREY, lw=0.6)
     axes[0, 0].legend(fontsize=8, frameon=False)
 
     last = axes[1, 2]
@@ -208,7 +208,7 @@ def draw(curves: Sequence[Curve]) -> Figure:
         last.plot(d, np.sqrt(d) / theory.freezing_std(found.keys), color=colour, lw=1.2)
         last.axhline(1 / theory.freezing_std(found.keys), color=colour, lw=1.2, ls="--")
         last.plot(theory.freezing_key_dim(found.keys), 1, "o", ms=4, color=colour)
-    last.axhline(1, color=figures.GREY, lw=0.6)
+    last.axhline(1, color=style.GREY, lw=0.6)
     last.annotate("×1: frozen from d_k = 2 ln n on", (1.2, 6), fontsize=8)
     last.annotate("×1/√d_k (dashed): never", (40, 0.15), fontsize=8)
     last.set(xscale="log", yscale="log", xlabel="d_k", ylim=(0.12, 20),

@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attention import dot_product_attention, score_rule, theory
-from experiments import figures
+from experiments.figures import style
 from experiments.studies.common import (
     Findings,
     Grid,
@@ -85,9 +85,9 @@ def slopes(result: ScoreVariance) -> np.ndarray:
 def draw(result: ScoreVariance, pairs: int) -> Figure:
     """Variance, its relative error against the exact standard error, and excess kurtosis."""
     d = np.array(result.key_dims, float)
-    figure, ((left, middle, right),) = figures.new_figure(1, 3, width=4.4, height=3.6)
+    figure, ((left, middle, right),) = style.new_figure(1, 3, width=4.4, height=3.6)
     for r, (rule, exact) in enumerate(zip(RULES, (d, np.ones_like(d)), strict=True)):
-        colour = figures.arm_colour(rule)
+        colour = style.arm_colour(rule)
         formula = score_rule(rule, 1).formula
         low, centre, high = np.quantile(result.variance[:, r], (0.05, 0.5, 0.95), axis=-1)
         left.plot(d, exact, color=colour, lw=1)
@@ -100,11 +100,11 @@ def draw(result: ScoreVariance, pairs: int) -> Figure:
     relative = result.variance[:, 0] / d[:, None]
     low, centre, high = np.quantile(relative, (0.05, 0.5, 0.95), axis=-1)
     band = 1.645 * theory.variance_standard_error(d, pairs) / d
-    middle.fill_between(d, 1 - band, 1 + band, color=figures.GREY, alpha=0.2, lw=0,
+    middle.fill_between(d, 1 - band, 1 + band, color=style.GREY, alpha=0.2, lw=0,
                         label="exact, 5–95 %")  # fmt: skip
     middle.errorbar(d, centre, (centre - low, high - centre), fmt="o", ms=4,
-                    color=figures.arm_colour("none"), label="seeds, 5–95 %")  # fmt: skip
-    middle.axhline(1, color=figures.GREY, lw=1)
+                    color=style.arm_colour("none"), label="seeds, 5–95 %")  # fmt: skip
+    middle.axhline(1, color=style.GREY, lw=1)
     middle.set(xscale="log", xlabel="d_k", ylabel="sample variance / d_k",
                title=f"Sampling error of {pairs} pairs")  # fmt: skip
     middle.legend(frameon=False)
@@ -112,9 +112,9 @@ def draw(result: ScoreVariance, pairs: int) -> Figure:
     mean = result.excess_kurtosis[:, 0].mean(-1)
     error = 2 * result.excess_kurtosis[:, 0].std(-1, ddof=1) / np.sqrt(relative.shape[-1])
     whole = np.arange(d[0], d[-1] + 1)
-    right.plot(whole, theory.dot_product_excess_kurtosis(whole), color=figures.GREY, lw=1,
+    right.plot(whole, theory.dot_product_excess_kurtosis(whole), color=style.GREY, lw=1,
                label="6/d_k")  # fmt: skip
-    right.errorbar(d, mean, error, fmt="o", ms=4, color=figures.arm_colour("none"),
+    right.errorbar(d, mean, error, fmt="o", ms=4, color=style.arm_colour("none"),
                    label="mean ± 2 s.e.")  # fmt: skip
     right.set(xscale="log", xlabel="d_k", ylabel="excess kurtosis",
               title="Nearly normal from d_k ≈ 16")  # fmt: skip

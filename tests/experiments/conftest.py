@@ -8,10 +8,10 @@ import pytest
 
 from attention.statistics import HeadStatistics
 from experiments.config import RecordOptions, TrainConfig, resolve
-from experiments.lanes import Chunk, ChunkResult, lane_names
-from experiments.recording import EVALUATION, METRICS, STEP_SCALARS, RowFormat
-from experiments.run import record
-from experiments.training import Evaluation, StepMetrics
+from experiments.engine.lanes import Chunk, ChunkResult, lane_names
+from experiments.engine.training import Evaluation, StepMetrics
+from experiments.runs.recording import EVALUATION, METRICS, STEP_SCALARS, RowFormat
+from experiments.runs.run import record
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,1 @@
+"""Numbers from run folders: reading, paired tests, censored times, summaries, tables. No JAX."""

@@ -1,0 +1,359 @@
+"""Cells of lanes that keep compact arrays: what the tuned studies are made of.
+
+A cell is one task, optimizer, d_k and budget; its lanes are arms × learning rates × seeds, all
+calls of one compiled program. A cell's file holds every lane that was run for it, so asking for
+lanes runs only those that are missing: studies resume where they stopped and share what they have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import zipfile
+from collections.abc import Callable, Generator, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from experiments.analysis import comparison
+from experiments.config import TrainConfig, resolve
+from experiments.engine import lanes, training
+from experiments.engine.lanes import ChunkResult
+from experiments.engine.training import Lane
+from experiments.runs import recording, run
+
+LANES_AT_ONCE = 12  # a file is saved after so many lanes: what an interruption can cost
+Watch = Callable[[int], None] | None
+ROW_STATISTICS = (
+    "entropy",
+    "normalized_entropy",
+    "logit_std",
+    "logit_max",
+    "dead_row_fraction",
+    "saturation",
+)
+
+
+def ignore(steps: int) -> None:
+    """Watch nothing."""
+
+
+@contextlib.contextmanager
+def progress(total: int) -> Generator[Callable[[int], None]]:
+    """A bar on the error output with the time left; gives what counts the model-steps done."""
+    bar = Progress(
+        TextColumn("model-steps"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+    with bar:
+        task = bar.add_task("", total=total)
+
+        def watch(steps: int) -> None:
+            bar.advance(task, steps)
+            done = bar.tasks[task].completed
+            if done > (bar.tasks[task].total or 0):  # a grid was extended
+                bar.update(task, total=done)
+
+        yield watch
+
+
+class CellArm(NamedTuple):
+    """An arm as powers of d_k: what q·k is multiplied by, and how W_q and W_k start and move."""
+
+    multiplier: float  # power of d_k: q·k is multiplied by d_k to it
+    query_key_init: float  # power of d_k: W_q and W_k start multiplied by d_k to it
+    query_key_learning_rate: float  # power of d_k: their learning rate, multiplied likewise
+    summary: str
+
+    def lane(self, d_k: int, learning_rate: float, seed: int) -> Lane:
+        """The lane of this arm."""
+        return lanes.make_lane(
+            d_k**self.multiplier,
+            learning_rate,
+            seed,
+            query_key_init=d_k**self.query_key_init,
+            query_key_learning_rate=d_k**self.query_key_learning_rate,
+        )
+
+
+ARMS = {
+    "sqrt": CellArm(-1 / 2, 0.0, 0.0, "×1/√d_k"),
+    "none": CellArm(0.0, 0.0, 0.0, "×1"),
+    "mup": CellArm(-1.0, 0.0, 0.0, "×1/d_k"),
+    "fold": CellArm(0.0, -1 / 4, 0.0, "×1, W_q and W_k start d_k^-¼ smaller: starts as sqrt's"),
+    "hot": CellArm(-1 / 2, 1 / 4, 0.0, "×1/√d_k, W_q and W_k start d_k^¼ larger: starts as none's"),
+}
+
+
+class Cell(NamedTuple):
+    """What the lanes of a cell share."""
+
+    config: TrainConfig  # resolved; its scales, learning rates and seeds are not used
+    arms: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Task, optimizer and d_k."""
+        return f"{self.config.task}-{self.config.optimizer}-{self.config.d_k}"
+
+
+class LaneKey(NamedTuple):
+    """What tells the lanes of a cell apart."""
+
+    arm: str
+    learning_rate: float
+    seed: int
+
+
+class CellRuns(NamedTuple):
+    """Lanes of a cell: N lanes, E evaluations.
+
+    Statistics are means over layers, heads and the batch's rows (the largest logit: the largest),
+    of the training batch at each evaluation's step, at the last step for the last evaluation.
+    """
+
+    arm: NDArray[np.str_]  # [N]
+    learning_rate: NDArray[np.float64]  # [N]
+    seed: NDArray[np.int64]  # [N]
+    steps: NDArray[np.int64]  # [E]: updates taken before each evaluation
+    loss: NDArray[np.float32]  # [N, E]: held-out, nats
+    accuracy: NDArray[np.float32]  # [N, E]: held-out
+    entropy: NDArray[np.float32]  # [N, E], nats
+    normalized_entropy: NDArray[np.float32]  # [N, E], 0 to 1
+    logit_std: NDArray[np.float32]  # [N, E]
+    logit_max: NDArray[np.float32]  # [N, E]
+    dead_row_fraction: NDArray[np.float32]  # [N, E]
+    saturation: NDArray[np.float32]  # [N, E]
+    spikes_per_thousand: NDArray[np.float64]  # [N], see `comparison.gradient_spikes`
+    diverged_at: NDArray[np.int64]  # [N]: the step, -1 if it did not
+
+    def lane_keys(self) -> list[LaneKey]:
+        """One key a lane."""
+        columns = (self.arm.tolist(), self.learning_rate.tolist(), self.seed.tolist())
+        return list(itertools.starmap(LaneKey, zip(*columns, strict=True)))
+
+    def select(self, keys: Iterable[LaneKey]) -> CellRuns:
+        """These lanes, in this order."""
+        place = {key: i for i, key in enumerate(self.lane_keys())}
+        rows = [place[key] for key in keys]
+        return CellRuns(
+            **{
+                name: values if name == "steps" else values[rows]
+                for name, values in self._asdict().items()
+            }
+        )
+
+    def diverged_as_untrained(self) -> CellRuns:
+        """A lane that diverged has its own loss and accuracy of step 0 from there on."""
+        after = (self.diverged_at[:, None] >= 0) & (self.steps[None] > self.diverged_at[:, None])
+        return self._replace(
+            loss=np.where(after, self.loss[:, :1], self.loss),
+            accuracy=np.where(after, self.accuracy[:, :1], self.accuracy),
+        )
+
+
+def make_cell(base: TrainConfig, arms: Sequence[str]) -> Cell:
+    """A cell from settings whose scales, learning rates and seeds don't matter."""
+    plain = dataclasses.replace(base, scale=("sqrt",), learning_rate=(1.0,), num_seeds=1, seed=0)
+    return Cell(resolve(plain), tuple(arms))
+
+
+def cell_path(out: Path, cell: Cell) -> Path:
+    """Where a cell is kept."""
+    return out / "cells" / f"{cell.name}.npz"
+
+
+def run_cell(
+    cell: Cell,
+    keys: Sequence[LaneKey],
+    path: Path,
+    *,
+    arms: dict[str, CellArm] = ARMS,
+    watch: Watch = ignore,
+) -> CellRuns:
+    """Run those of the lanes that the cell's file lacks, and return all of them in order.
+
+    Args:
+      cell: what the lanes share.
+      keys: the lanes wanted.
+      path: the cell's file; kept up to date while the lanes run.
+      arms: the table of arms.
+      watch: called with model-steps just done (those found in the file count at once); None runs
+        nothing.
+
+    Raises:
+      LookupError: watch is None, and the file lacks lanes.
+      ValueError: the file was made with other settings, or is damaged.
+    """
+    settings = _settings(cell, arms)
+    runs, about = load_cell(path)
+    _check_settings(path, about["settings"], settings)
+    have = set(runs.lane_keys()) if runs else set()
+    missing = [key for key in dict.fromkeys(keys) if key not in have]
+    if watch is None:
+        if runs is None or missing:
+            raise LookupError(f"{path} lacks {len(missing)} of {len(keys)} lanes")
+        return runs.select(keys)
+    steps: Any = cell.config.steps
+    watch((len(keys) - len(missing)) * steps)
+    places: list[lanes.Place] = []
+    if missing:
+        jax.config.update("jax_default_matmul_precision", cell.config.matmul_precision)
+        places = lanes.start_places(len(missing))
+        # Weights and data are decided by code too, which may change under a stored cell.
+        program = training.lane_program(cell.config)
+        settings["held_out_data"] = recording.digest(_held_out(program))
+        settings["seed_0"] = run.starting_digests(program, cell.config, places[0])["0"]
+        _check_settings(path, about["settings"], settings)
+        about["settings"] |= settings
+        environment = recording.environment(lanes.devices_of(places), cell.config.matmul_precision)
+        if environment not in about["environments"]:
+            about["environments"].append(environment)
+    for first in range(0, len(missing), LANES_AT_ONCE):
+        new = _run_lanes(cell, missing[first : first + LANES_AT_ONCE], arms, places, watch)
+        runs = new if runs is None else _join(runs, new)
+        save_cell(path, runs, about)
+    if runs is None:
+        raise ValueError("keys: empty, give at least one lane")
+    return runs.select(keys)
+
+
+_held_out = jax.jit(training.evaluation_batch, static_argnames="program")
+
+
+def _run_lanes(
+    cell: Cell,
+    keys: Sequence[LaneKey],
+    arms: dict[str, CellArm],
+    places: Sequence[lanes.Place],
+    watch: Callable[[int], None],
+) -> CellRuns:
+    config: Any = cell.config
+    chunks = lanes.plan_chunks(
+        0, config.steps, evaluate_every=config.eval_every, end_every=config.steps
+    )
+    program = training.lane_program(config)
+    lane_list = [arms[key.arm].lane(config.d_k, key.learning_rate, key.seed) for key in keys]
+    kept = _Kept(config.eval_every)
+    for result in lanes.run_chunks(program, lane_list, chunks, places=places[: len(keys)]):
+        kept.add(result)
+        watch((result.chunk.stop - result.chunk.start) * len(keys))
+    return kept.finish(keys)
+
+
+class _Kept:
+    """What stays of the chunks."""
+
+    def __init__(self, eval_every: int):
+        self._every = eval_every
+        self._steps: list[int] = []
+        self._columns: dict[str, list[NDArray]] = {
+            name: [] for name in ("loss", "accuracy", "grad_norm", *ROW_STATISTICS)
+        }
+
+    def add(self, result: ChunkResult) -> None:
+        chunk = result.chunk
+        if result.evaluation is not None:
+            self._steps.append(chunk.stop)
+            for name, values in result.evaluation._asdict().items():
+                self._columns[name].append(values)
+        if chunk.stop > chunk.start:
+            self._columns["grad_norm"].extend(result.metrics.grad_norm.T)
+            if chunk.start % self._every == 0:
+                self._keep_row(result, 0)
+        self._last = result
+
+    def _diverged_at(self) -> list[int]:
+        return [int(state.diverged_at) for state in self._last.states if state is not None]
+
+    def _keep_row(self, result: ChunkResult, row: int) -> None:
+        for name in ROW_STATISTICS:
+            values = getattr(result.metrics.heads, name)[:, row]
+            self._columns[name].append(recording.mean_over_heads(name, values))
+
+    def finish(self, keys: Sequence[LaneKey]) -> CellRuns:
+        self._keep_row(self._last, -1)
+        columns = {name: np.stack(values, axis=1) for name, values in self._columns.items()}
+        spikes = comparison.gradient_spikes(columns.pop("grad_norm"))
+        arm, rate, seed = zip(*keys, strict=True)
+        return CellRuns(
+            arm=np.array(arm),
+            learning_rate=np.array(rate),
+            seed=np.array(seed),
+            steps=np.array(self._steps),
+            spikes_per_thousand=spikes.per_thousand,
+            diverged_at=np.array(self._diverged_at()),
+            **columns,
+        )
+
+
+def _join(a: CellRuns, b: CellRuns) -> CellRuns:
+    return CellRuns(
+        **{
+            name: values if name == "steps" else np.concatenate([values, getattr(b, name)])
+            for name, values in a._asdict().items()
+        }
+    )
+
+
+def _settings(cell: Cell, arms: dict[str, CellArm]) -> dict[str, Any]:
+    """What decides a lane's numbers besides its key; JSON."""
+    settings = cell.config.to_json()
+    for name in ("scale", "learning_rate", "num_seeds", "seed", "log_every", "checkpoint_every"):
+        del settings[name]
+    powers = {f"arm {name}": list(arm[:3]) for name, arm in arms.items()}
+    return settings | powers
+
+
+def _check_settings(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    for name, value in now.items():
+        if name in before and before[name] != value:
+            raise ValueError(
+                f"out: {path} was run with {name} {before[name]}, now it is {value}; "
+                "give another folder"
+            )
+
+
+def save_cell(path: Path, runs: CellRuns, about: dict[str, Any]) -> None:
+    """Write a cell's file in one piece: readers see the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".partial")
+    with temporary.open("wb") as file:
+        np.savez_compressed(file, about=np.array(json.dumps(about)), **runs._asdict())
+    temporary.replace(path)
+
+
+def load_cell(path: Path) -> tuple[CellRuns | None, dict[str, Any]]:
+    """Read a cell's file.
+
+    Returns:
+      Its lanes (None without a file); `settings`, which decide the numbers of all of them, and
+      `environments`, those that they were run in.
+
+    Raises:
+      ValueError: a damaged file; one line.
+    """
+    try:
+        with path.open("rb") as opened, np.load(opened) as file:
+            about = json.loads(str(file["about"]))
+            return CellRuns(**{name: file[name] for name in CellRuns._fields}), about
+    except FileNotFoundError:
+        return None, {"settings": {}, "environments": []}
+    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"out: {path} is damaged, delete it: {error}") from None

@@ -1,0 +1,256 @@
+"""One lane: its step against a plain loop, its streams, its guard against what is not finite."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from attention import transformer
+from experiments.config import resolve
+from experiments.engine import training
+from experiments.engine.lanes import make_lane
+from experiments.engine.training import LaneState
+from experiments.runs import run
+from experiments.tasks import Batch
+
+
+def program_of(tiny, **changes):
+    import dataclasses
+
+    return training.lane_program(resolve(dataclasses.replace(tiny, **changes)))
+
+
+def plain_losses(program, optimizer, lane, steps):
+    """The same training by the usual Python loop around one jitted gradient."""
+    params = training.initialize(program, lane).params
+    state = optimizer.init(params)
+
+    @jax.jit
+    def gradient(params, batch):
+        def loss(params):
+            output = transformer.apply(program.model, params, batch.tokens_BT, lane.multiplier)
+            labels = jax.nn.one_hot(batch.targets_BT, program.model.num_outputs)
+            losses = -jnp.sum(labels * jax.nn.log_softmax(output.logits), axis=-1)
+            return jnp.sum(losses * batch.answers_BT) / jnp.sum(batch.answers_BT)
+
+        return jax.value_and_grad(loss)(params)
+
+    losses, norms = [], []
+    for step in range(steps):
+        batch = training.sample_batch(program, training.stream_key(lane.seed, "data", step))
+        loss, gradients = gradient(params, batch)
+        updates, state = optimizer.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+        losses.append(loss)
+        leaves = jax.tree.leaves(gradients)
+        norms.append(np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in leaves)))
+    return np.array(losses), np.array(norms), params
+
+
+@pytest.mark.parametrize(
+    ("settings", "optimizer"),
+    [
+        ({}, optax.adam(1e-2)),
+        ({"optimizer": "adamw"}, optax.adamw(1e-2, weight_decay=0.01)),
+        ({"optimizer": "sgd"}, optax.sgd(1e-2, momentum=0.9)),
+        (
+            {"warmup_steps": 4, "clip_norm": 0.1},
+            optax.chain(
+                optax.clip_by_global_norm(0.1),
+                optax.adam(lambda count: 1e-2 * jnp.minimum(1, (count + 1) / 4)),
+            ),
+        ),
+    ],
+    ids=["adam", "adamw", "sgd", "warmup and clipping"],
+)
+def test_a_lane_trains_as_a_plain_loop_does(tiny, settings, optimizer):
+    program, lane = program_of(tiny, **settings), make_lane(0.5, 1e-2, 3)
+    state, rows = training.advance(program, lane, training.initialize(program, lane), 6)
+    losses, norms, params = plain_losses(program, optimizer, lane, 6)
+    np.testing.assert_allclose(rows.loss[:6], losses, rtol=2e-5)
+    np.testing.assert_allclose(rows.grad_norm[:6], norms, rtol=2e-4)
+    chex.assert_trees_all_close(state.params, params, atol=2e-4)
+    assert int(state.step) == 6
+    assert int(state.diverged_at) == -1
+    assert np.all(np.isnan(rows.loss[6:]))
+
+
+def test_warmup_rises_to_the_rate_and_stays(tiny):
+    program, lane = program_of(tiny, warmup_steps=4), make_lane(1.0, 1e-2, 0)
+    _, rows = training.advance(program, lane, training.initialize(program, lane), 6)
+    expected = [0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01]
+    np.testing.assert_allclose(rows.applied_learning_rate[:6], expected, rtol=1e-6)
+
+
+def test_kernel_norms_are_parts_of_the_global_norm(tiny):
+    program, lane = program_of(tiny), make_lane(1.0, 1e-2, 0)
+    state = training.initialize(program, lane)
+    _, metrics = jax.jit(training.train_step, static_argnums=0)(program, lane, state)
+    batch = training.sample_batch(program, training.stream_key(lane.seed, "data", 0))
+
+    def loss(params):
+        output = transformer.apply(program.model, params, batch.tokens_BT, lane.multiplier)
+        return training.loss_and_accuracy(output.logits, batch)[0]
+
+    gradients = jax.jit(jax.grad(loss))(state.params)["attention_0"]
+    for name in ("query", "key", "value", "output"):
+        expected = np.linalg.norm(np.asarray(gradients[name]["kernel"]).ravel())
+        measured = getattr(metrics, f"grad_norm_{name}_kernel")
+        np.testing.assert_allclose(measured, expected, rtol=1e-5)
+
+
+def test_steps_do_not_depend_on_how_they_are_cut(tiny):
+    program, lane = program_of(tiny, dropout_rate=0.1), make_lane(1.0, 1e-2, 0)
+    whole, rows = training.advance(program, lane, training.initialize(program, lane), 10)
+    state, pieces = training.initialize(program, lane), []
+    for steps in (1, 4, 5):
+        state, piece = training.advance(program, lane, state, steps)
+        pieces.append(jax.tree.map(lambda row, n=steps: row[:n], piece))
+    chex.assert_trees_all_equal(state, whole)
+    joined = jax.tree.map(lambda *parts: jnp.concatenate(parts), *pieces)
+    chex.assert_trees_all_equal(joined, jax.tree.map(lambda row: row[:10], rows))
+
+
+def test_query_key_multipliers_change_queries_and_keys_only(tiny):
+    program = program_of(tiny)
+    plain, hot = make_lane(1.0, 1e-2, 0), make_lane(1.0, 1e-2, 0, query_key_init=2.0)
+    start, hotter = (training.initialize(program, lane).params for lane in (plain, hot))
+    doubled = jax.tree.map(
+        lambda is_query_key, p: 2 * p if is_query_key else p,
+        transformer.query_key_mask(start),
+        start,
+    )
+    chex.assert_trees_all_equal(hotter, doubled)
+
+    frozen = make_lane(1.0, 1e-2, 0, query_key_learning_rate=0.0)
+    moved, _ = training.advance(program, frozen, training.initialize(program, frozen), 3)
+    changed = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), moved.params, start)
+    is_query_key = transformer.query_key_mask(start)
+    assert jax.tree.map(lambda c, m: c != m, changed, is_query_key) == jax.tree.map(
+        lambda m: True, is_query_key
+    )
+
+
+def test_a_gradient_that_is_not_finite_never_reaches_the_parameters():
+    """SGD, rate 1, p = 0, gradients 1, nan, nan, nan, 1: p stays -1 from the first NaN on."""
+    optimizer = optax.sgd(1.0)
+    state = LaneState(jnp.float32(0), optimizer.init(jnp.float32(0)), jnp.int32(0), jnp.int32(-1))
+    seen = []
+    for gradient in (1.0, jnp.nan, jnp.nan, jnp.nan, 1.0):
+        updates, optimizer_state = optimizer.update(jnp.float32(gradient), state.optimizer_state)
+        state = training.guarded_update(
+            state, updates, optimizer_state, jnp.float32(0), jnp.abs(jnp.float32(gradient))
+        )
+        seen.append((float(state.params), int(state.diverged_at)))
+    assert seen == [(-1.0, -1)] + [(-1.0, 1)] * 4
+
+
+def test_a_diverged_lane_is_frozen_and_its_later_rows_are_nan(tiny):
+    program, lane = program_of(tiny, optimizer="sgd"), make_lane(1.0, 1e25, 0)
+    state, rows = training.advance(program, lane, training.initialize(program, lane), 12)
+    at = int(state.diverged_at)
+    assert 0 < at < 12
+    assert int(state.step) == at
+    chex.assert_tree_all_finite(state.params)
+    assert np.all(np.isfinite(rows.loss[:at]))
+    assert np.all(np.isnan(rows.loss[at + 1 :]))
+    again, later = training.advance(program, lane, state, 5)
+    chex.assert_trees_all_equal(again, state)
+    assert np.all(np.isnan(later.loss))
+
+
+def test_no_answers_give_loss_zero_gradient_zero():
+    batch = Batch(jnp.zeros((2, 3), int), jnp.zeros((2, 3), int), jnp.zeros((2, 3), bool))
+    logits = jax.random.normal(jax.random.key(0), (2, 3, 4))
+    value, gradient = jax.value_and_grad(lambda x: training.loss_and_accuracy(x, batch)[0])(logits)
+    assert value == 0
+    assert jnp.all(gradient == 0)
+    assert training.loss_and_accuracy(logits, batch)[1] == 0
+
+
+def test_only_answer_positions_count():
+    logits = jnp.log(jnp.array([[[0.5, 0.5], [0.9, 0.1], [0.2, 0.8]]]))
+    batch = Batch(jnp.zeros((1, 3), int), jnp.array([[0, 0, 0]]), jnp.array([[False, True, True]]))
+    loss, accuracy = training.loss_and_accuracy(logits, batch)
+    np.testing.assert_allclose(loss, -(np.log(0.9) + np.log(0.2)) / 2, rtol=1e-6)
+    assert accuracy == 0.5
+
+
+def test_evaluation_has_no_dropout_and_repeats_exactly(tiny):
+    with_dropout, without = program_of(tiny, dropout_rate=0.3), program_of(tiny)
+    lane = make_lane(1.0, 1e-2, 0)
+    state = training.initialize(without, lane)
+    chex.assert_trees_all_equal(
+        training.evaluate(with_dropout, lane, state), training.evaluate(without, lane, state)
+    )
+    other_seed = make_lane(1.0, 1e-2, 1)
+    chex.assert_trees_all_equal(
+        training.evaluate(without, other_seed, state), training.evaluate(without, lane, state)
+    )
+
+
+def test_streams_are_apart():
+    seed = np.uint32(5)
+    keys = [training.stream_key(seed, name, step) for name in training.STREAMS for step in (0, 1)]
+    data = {tuple(jax.random.key_data(key).tolist()) for key in keys}
+    assert len(data) == 2 * len(training.STREAMS)
+
+
+def test_a_small_model_learns_a_small_task(tiny):
+    program = program_of(tiny, batch_size=16)
+    lane = make_lane(8**-0.5, 1e-2, 0)
+    state, rows = training.advance(program, lane, training.initialize(program, lane), 250)
+    assert rows.loss[0] > 1.0
+    assert training.evaluate(program, lane, state).accuracy > 0.95
+
+
+def test_streaming_attention_trains_as_plain_attention_does(tiny):
+    causal = {"task": "induction", "num_layers": 1}
+    plain, streaming = (
+        advanced(program_of(tiny, **causal, attention=attention))
+        for attention in ("plain", "streaming")
+    )
+    assert np.isnan(streaming.grad_norm_logits).all()  # never held, so not known
+    assert np.isfinite(plain.grad_norm_logits).all()
+    known = plain._replace(grad_norm_logits=streaming.grad_norm_logits)
+    chex.assert_trees_all_close(streaming, known, rtol=2e-4, atol=1e-6)
+
+
+def advanced(program, steps=6):
+    """Metrics of a lane's first steps."""
+    lane = make_lane(1.0, 1e-2, 0)
+    _, rows = training.advance(program, lane, training.initialize(program, lane), steps)
+    return jax.tree.map(lambda row: np.asarray(row)[:steps], rows)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attention": "streaming", "dropout_rate": 0.1}, "attention: streaming has no dropout"),
+        ({"attention": "fused"}, "attention: fused computes in half precision; give --dtype="),
+        (
+            {"attention": "fused", "dtype": "bfloat16", "d_v": 4},
+            "attention: fused needs d_v equal to d_k, a multiple of 8, at most 256; they are 4 and",
+        ),
+        (
+            {"attention": "flash"},
+            "attention: unknown 'flash'.*choose from plain, streaming",
+        ),
+        ({"batch_shards": 3}, "batch_shards: 3 does not divide batch_size, 4"),
+        ({"batch_shards": 4, "eval_size": 6}, "batch_shards: 4 does not divide eval_size, 6"),
+        ({"batch_shards": 2, "vectorize_lanes": True}, "batch_shards: contradicts vectorize_lanes"),
+    ],
+)
+def test_what_attention_and_batches_can_not_be_is_refused(tiny, settings, message):
+    with pytest.raises(ValueError, match=message):
+        program_of(tiny, **settings)
+
+
+def test_fused_attention_wants_a_gpu(tiny):
+    import dataclasses
+
+    config = dataclasses.replace(tiny, attention="fused", dtype="bfloat16", d_v=8)
+    with pytest.raises(ValueError, match="attention: fused needs an NVIDIA GPU, but this is cpu"):
+        run.prepare(resolve(config))
