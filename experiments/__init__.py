@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 __all__ = ["RecordOptions", "TrainConfig", "load_runs", "train"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str):
     # Late, because these start importing JAX, and --help should answer at once.
     if name == "train":
