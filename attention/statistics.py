@@ -24,8 +24,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-SATURATED_ABOVE = 0.9  # a row whose largest weight is above this is called saturated
-DEAD_BELOW = 1e-3  # a row with ‖J‖_F below this passes next to nothing back to its logits
+from attention.head_statistics import HEAD_STATISTICS, SATURATED_ABOVE, HeadStatistics, OfRows
 
 
 class RowSums(NamedTuple):
@@ -60,19 +59,6 @@ class AttentionStatistics(NamedTuple):
     logit_std: jax.Array  # standard deviation of the visible logits (divisor: their number)
     logit_max: jax.Array  # largest visible logit
     visible_keys: jax.Array  # how many keys the row sees, as a float
-
-
-class HeadStatistics(NamedTuple):
-    """Row statistics reduced to heads: each field [..., H], means over rows with a visible key."""
-
-    entropy: jax.Array  # nats
-    normalized_entropy: jax.Array  # over rows with at least two visible keys
-    max_weight: jax.Array
-    saturation: jax.Array  # fraction of rows that are saturated
-    jacobian_trace: jax.Array
-    dead_row_fraction: jax.Array  # fraction of rows with ‖J‖_F < DEAD_BELOW
-    logit_std: jax.Array
-    logit_max: jax.Array  # the largest over rows, not a mean
 
 
 def visible_logits(logits: jax.Array, where: jax.Array | None) -> tuple[jax.Array, jax.Array]:
@@ -231,7 +217,7 @@ def _entropy_jvp(primals, tangents):
 
 
 def head_means(statistics: AttentionStatistics) -> HeadStatistics:
-    """Mean over every row of each head, leaving out rows that have nothing to tell.
+    """Each head's number over all its rows, leaving out rows that have nothing to tell.
 
     Args:
       statistics: of logits [..., H, T, S], so fields [..., H, T].
@@ -240,26 +226,20 @@ def head_means(statistics: AttentionStatistics) -> HeadStatistics:
       HeadStatistics with fields [H]: all axes but the heads' are reduced. A head none of whose
       rows counts gets NaN: there is no mean to report.
     """
-    rows = statistics.entropy
-    axes = (*range(rows.ndim - 2), rows.ndim - 1)
-    seen = statistics.visible_keys > 0
+    return HeadStatistics(*(_over_rows(statistics, how) for how in HEAD_STATISTICS.values()))
 
-    def mean(values: jax.Array, counted: jax.Array = seen) -> jax.Array:
-        values = jnp.where(counted, values.astype(rows.dtype), 0)
-        return jnp.sum(values, axis=axes) / jnp.sum(counted, axis=axes, dtype=rows.dtype)
 
-    def fraction(holds: jax.Array, of: jax.Array) -> jax.Array:
-        return mean(jnp.where(jnp.isnan(of), jnp.nan, holds.astype(rows.dtype)))  # NaN is not False
-
-    norm = statistics.jacobian_norm
-    largest = jnp.max(statistics.logit_max, axis=axes, initial=-jnp.inf, where=seen)
-    return HeadStatistics(
-        entropy=mean(rows),
-        normalized_entropy=mean(statistics.normalized_entropy, statistics.visible_keys > 1),
-        max_weight=mean(statistics.max_weight),
-        saturation=fraction(statistics.saturated, statistics.max_weight),
-        jacobian_trace=mean(statistics.jacobian_trace),
-        dead_row_fraction=fraction(norm < DEAD_BELOW, norm),
-        logit_std=mean(statistics.logit_std),
-        logit_max=jnp.where(jnp.any(seen, axis=axes), largest, jnp.nan),
-    )
+def _over_rows(statistics: AttentionStatistics, how: OfRows) -> jax.Array:
+    """[..., H, T] to [H]: the largest, the mean, or the fraction past a threshold."""
+    values = how.rows(statistics)
+    axes = (*range(values.ndim - 2), values.ndim - 1)
+    counted = statistics.visible_keys >= how.least_keys
+    if how.largest:
+        largest = jnp.max(values, axis=axes, initial=-jnp.inf, where=counted)
+        return jnp.where(jnp.any(counted, axis=axes), largest, jnp.nan)
+    threshold = how.above if how.below is None else how.below
+    if threshold is not None:
+        past = values > threshold if how.below is None else values < threshold
+        values = jnp.where(jnp.isnan(values), jnp.nan, past.astype(values.dtype))  # NaN isn't False
+    total = jnp.sum(jnp.where(counted, values, 0), axis=axes)
+    return total / jnp.sum(counted, axis=axes, dtype=values.dtype)

@@ -1,25 +1,39 @@
-"""The settings of a run: frozen, resolved and checked once, before anything is started.
+"""The settings of a run: what a person typed, and what is then run.
 
-`TrainConfig` holds what decides the rows of a run, `RecordOptions` where and how they are kept.
-Every error is a ValueError of one line that names the field, the value and what is right.
+`TrainConfig` is as typed: None means "the default of the task or optimizer", a scalar may stand
+for a list of one, and NumPy's numbers are numbers. `resolve` turns it once into a `RunConfig`, with
+nothing left open and everything checked. Every error is a ValueError of one line that names the
+field, the value and what is right. Imports no JAX.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
-from collections.abc import Iterable
+import operator
+import os
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from attention.scale import ScoreRule, score_rule
+import numpy as np
+
+from attention.names import unknown
+from experiments import tasks
+from experiments.arms import Arm, arm_choices, check_distinct, make_arm
+
+FORMAT = 2  # of the run folder; 1 had no number in it
+VERSION = "0.2.0"
+# What a setting was before there was one, for runs that an earlier version wrote.
+BEFORE: dict[str, Any] = {"vectorize_lanes": False, "batch_shards": 1, "attention": "plain"}
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
 NORMS = ("pre", "post")
 DTYPES = ("float32", "bfloat16", "float16")
 PRECISIONS = ("default", "high", "highest")
 ATTENTIONS = ("plain", "streaming", "fused")
+# The one place for rates that a study or a run takes where none is given; SGD's with momentum 0.9.
+LEARNING_RATES = {"adam": 1e-3, "adamw": 1e-3, "sgd": 0.1}
 
 _LARGEST_SEED = 2**31 - 1
 _LARGEST_FACTOR = 1e30  # of q·k: float32 ends at 3e38
@@ -27,123 +41,303 @@ _LARGEST_TABLE = 2**22  # positions times symbols: the chance level of a task is
 _LARGEST_BYTES = 2**34  # 16 GiB: for one lane's step, and for the states of all lanes
 
 
-def _setting(default: Any, description: str, default_text: str | None = None) -> Any:
-    """A field with its default and what --help says of it."""
-    metadata = {"help": description, "default": default_text}
-    return dataclasses.field(default=default, metadata=metadata)
+# Kinds of values ------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
+class Kind(NamedTuple):
+    """A kind of value: the one way in for what is typed and for what Python passes."""
+
+    what: str  # it must be
+    from_text: Callable[[str], Any]
+    normalise: Callable[[Any], Any]  # TypeError or ValueError for what is none
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool | np.bool_):
+        raise TypeError
+    return operator.index(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool | np.bool_ | str | bytes) or np.ndim(value):
+        raise TypeError
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return str(value)
+
+
+def _switch(value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError
+    return bool(value)
+
+
+def _path(value: Any) -> Path:
+    return Path(os.fspath(value)).expanduser()
+
+
+def _scale(value: Any) -> str:
+    """A score rule as typed; from Python a number is one too."""
+    return value.strip() if isinstance(value, str) else repr(_number(value))
+
+
+def _listed(kind: Kind) -> Kind:
+    def normalise(value: Any) -> tuple:
+        alone = isinstance(value, str | bytes) or np.ndim(value) == 0
+        return tuple(map(kind.normalise, [value] if alone else value))
+
+    def from_text(text: str) -> tuple:
+        return tuple(kind.from_text(word.strip()) for word in text.split(","))
+
+    return Kind(f"a comma list of {kind.what}", from_text, normalise)
+
+
+INTEGER = Kind("a whole number", int, _integer)
+NUMBER = Kind("a number", float, _number)
+TEXT = Kind("a word", str, _text)
+SWITCH = Kind("true or false", lambda text: {"true": True, "false": False}[text], _switch)
+PATH = Kind("a path", _path, _path)
+NUMBERS = _listed(NUMBER._replace(what="numbers"))
+SCALES = _listed(Kind("score rules or numbers", str, _scale))
+TEXTS = _listed(TEXT._replace(what="words"))
+
+
+def setting(
+    default: Any,
+    description: str,
+    kind: Kind = INTEGER,
+    default_text: str | None = None,
+    *,
+    bounds: tuple[float, float] | None = None,
+    choices: Iterable[str] | None = None,
+) -> Any:
+    """A field with its default, its kind, its bounds, and what --help says of it."""
+    about = {"help": description, "kind": kind, "default": default_text}
+    return dataclasses.field(
+        default=default, metadata={**about, "bounds": bounds, "choices": choices}
+    )
+
+
+def normalised(settings: Any) -> Any:
+    """A dataclass of settings with every value in its kind's own type, bounds and choices checked.
+
+    Raises:
+      ValueError: names the field, the value and what is right.
+    """
+    return dataclasses.replace(
+        settings,
+        **{f.name: _normalised(f, getattr(settings, f.name)) for f in dataclasses.fields(settings)},
+    )
+
+
+def _normalised(field: dataclasses.Field, value: Any) -> Any:
+    kind, bounds, choices = (field.metadata[name] for name in ("kind", "bounds", "choices"))
+    if value is None and field.default is None:
+        return None
+    try:
+        value = kind.normalise(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{field.name}: {value!r}, must be {kind.what}") from None
+    if choices is not None and value not in choices:
+        raise unknown(field.name, value, choices)
+    if bounds is not None and not bounds[0] <= value <= bounds[1]:
+        low, high = bounds
+        raise ValueError(f"{field.name}: {value}, must be {kind.what} from {low} to {high}")
+    return value
+
+
+# Settings -------------------------------------------------------------------------------------
+
+_MANY = 10**8
+_SIZE = (1, 2**16)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Everything that decides the rows of a run.
+    """Everything that decides the rows of a run, as typed.
 
-    None means "the default of the task or optimizer"; `resolve` puts that value in its place, so
-    that a resolved config says all there is to say.
+    In Python, `scale` and `learning_rate` take one value or several, and a scale may be a number.
     """
 
-    scale: tuple[str, ...] = _setting(
-        ("none", "sqrt"),
-        "score rules, one arm each: none (×1), sqrt (×1/√d_k), mup (×1/d_k) or a number to "
-        "multiply q·k with",
+    scale: str | float | Sequence[str | float] = setting(
+        ("none", "sqrt"), "arms, each with lanes of its own: {scales} or a number", SCALES
     )
-    task: str = _setting("sort", "what is learned: {tasks}")
-    steps: int | None = _setting(None, "updates per lane", "the task's own")
-    num_seeds: int = _setting(5, "seeds per arm, the same ones in every arm")
-    seed: int = _setting(0, "the first seed")
-    optimizer: str = _setting("adam", "adam, adamw or sgd (with momentum 0.9)")
-    learning_rate: tuple[float, ...] | None = _setting(
-        None, "one rate or a list, each a lane of its own", "by optimizer: 1e-3, or 0.1 for sgd"
+    task: str = setting("sort", "what is learned: {tasks}", TEXT, choices=tasks.TASKS)
+    steps: int | None = setting(
+        None, "updates per lane", default_text="the task's own", bounds=(1, _MANY)
     )
-    warmup_steps: int = _setting(0, "steps over which the learning rate rises to its value")
-    clip_norm: float | None = _setting(None, "clip the global gradient norm to this", "off")
-    batch_size: int = _setting(32, "sequences per update")
-    sequence_length: int | None = _setting(None, "tokens per sequence", "the task's own, 16")
-    vocab_size: int | None = _setting(None, "number of symbols", "the task's own, 16")
-    d_model: int = _setting(64, "width of the model")
-    d_k: int = _setting(64, "width of a head's queries and keys")
-    d_v: int | None = _setting(
-        None, "width of a head's values", "d_model / num_heads, so that d_k changes nothing else"
+    num_seeds: int = setting(5, "seeds per arm, the same ones in every arm", bounds=(1, 10**5))
+    seed: int = setting(0, "the first seed", bounds=(0, _LARGEST_SEED))
+    optimizer: str = setting(
+        "adam", "adam, adamw or sgd (with momentum 0.9)", TEXT, choices=OPTIMIZERS
     )
-    d_ff: int | None = _setting(None, "hidden width of the feed-forward layer", "4 d_model")
-    num_heads: int = _setting(2, "attention heads per layer")
-    num_layers: int | None = _setting(None, "layers", "the task's own, 1 or 2")
-    norm: str = _setting("pre", "where LayerNorm stands: pre or post")
-    dropout_rate: float = _setting(0.0, "dropout of weights and of each sub-layer, in [0, 1)")
-    log_every: int = _setting(1, "steps between written rows; every step is measured")
-    eval_every: int = _setting(20, "steps between held-out evaluations")
-    eval_size: int = _setting(256, "sequences in the held-out set")
-    checkpoint_every: int = _setting(200, "steps between checkpoints")
-    dtype: str = _setting(
-        "float32", "of activations: float32, bfloat16 or float16; statistics stay float32"
+    learning_rate: float | Sequence[float] | None = setting(
+        None,
+        "one rate or a list, each a lane of its own",
+        NUMBERS,
+        "by optimizer: 1e-3, or 0.1 for sgd",
     )
-    matmul_precision: str = _setting(
-        "highest", "of matrix products on accelerators: default, high or highest"
+    warmup_steps: int = setting(
+        0, "steps over which the learning rate rises to its value", bounds=(0, _MANY)
     )
-    vectorize_lanes: bool = _setting(
-        False, "run a device's lanes as one batch: for accelerators; changes the last bits"
+    clip_norm: float | None = setting(None, "clip the global gradient norm to this", NUMBER, "off")
+    batch_size: int = setting(32, "sequences per update", bounds=_SIZE)
+    sequence_length: int | None = setting(
+        None, "tokens per sequence", default_text="the task's own, 16", bounds=_SIZE
     )
-    batch_shards: int = _setting(
-        1, "devices that share each batch, for models too large for one; changes the last bits"
+    vocab_size: int | None = setting(
+        None, "number of symbols", default_text="the task's own, 16", bounds=_SIZE
     )
-    attention: str = _setting(
+    d_model: int = setting(64, "width of the model", bounds=(1, 2**14))
+    d_k: int = setting(64, "width of a head's queries and keys", bounds=(1, 2**14))
+    d_v: int | None = setting(
+        None,
+        "width of a head's values",
+        default_text="d_model / num_heads, so that d_k changes nothing else",
+        bounds=(1, 2**14),
+    )
+    d_ff: int | None = setting(
+        None, "hidden width of the feed-forward layer", default_text="4 d_model", bounds=_SIZE
+    )
+    num_heads: int = setting(2, "attention heads per layer", bounds=(1, 2**10))
+    num_layers: int | None = setting(
+        None, "layers", default_text="the task's own, 1 or 2", bounds=(1, 2**10)
+    )
+    norm: str = setting("pre", "where LayerNorm stands: pre or post", TEXT, choices=NORMS)
+    dropout_rate: float = setting(
+        0.0, "dropout of weights and of each sub-layer, in [0, 1)", NUMBER
+    )
+    log_every: int = setting(
+        1, "steps between written rows; every step is measured", bounds=(1, _MANY)
+    )
+    eval_every: int = setting(20, "steps between held-out evaluations", bounds=(1, _MANY))
+    eval_size: int = setting(256, "sequences in the held-out set", bounds=_SIZE)
+    checkpoint_every: int = setting(200, "steps between checkpoints", bounds=(1, _MANY))
+    dtype: str = setting(
+        "float32",
+        "of activations: float32, bfloat16 or float16; statistics stay float32",
+        TEXT,
+        choices=DTYPES,
+    )
+    matmul_precision: str = setting(
+        "highest",
+        "of matrix products on accelerators: default, high or highest",
+        TEXT,
+        choices=PRECISIONS,
+    )
+    vectorize_lanes: bool = setting(
+        False,
+        "run a device's lanes as one batch: for accelerators; changes the last bits",
+        SWITCH,
+    )
+    batch_shards: int = setting(
+        1,
+        "devices that share each batch, for models too large for one; changes the last bits",
+        bounds=(1, 2**10),
+    )
+    attention: str = setting(
         "plain",
         "how attention is computed: plain; streaming, in linear memory; or fused, by an NVIDIA "
         "GPU's own kernel in half precision. The last two have no dropout and no grad_norm_logits, "
         "fused no row statistics but entropy",
+        TEXT,
+        choices=ATTENTIONS,
     )
 
-    def rules(self) -> tuple[ScoreRule, ...]:
-        """The score rules of `scale`, for this d_k."""
-        return tuple(score_rule(name, self.d_k) for name in self.scale)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig(TrainConfig):
+    """What is run: nothing left open, everything checked. Made by `resolve`, nowhere else."""
+
+    scale: tuple[str, ...]
+    steps: int
+    learning_rate: tuple[float, ...]
+    clip_norm: float  # inf: off
+    sequence_length: int
+    vocab_size: int
+    d_v: int
+    d_ff: int
+    num_layers: int
+
+    def arms(self) -> tuple[Arm, ...]:
+        """The arms of `scale`, for this d_k."""
+        return tuple(make_arm(name, self.d_k) for name in self.scale)
 
     def seeds(self) -> range:
         """The seeds of every arm, the same for all: that is what pairs them."""
         return range(self.seed, self.seed + self.num_seeds)
 
-    def to_json(self) -> dict[str, Any]:
-        """A dict that json can write and `from_json` reads back."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
+    def make_task(self) -> tasks.Task:
+        """The task at this size."""
+        return tasks.make_task(
+            self.task, sequence_length=self.sequence_length, vocab_size=self.vocab_size
+        )
 
-    @classmethod
-    def from_json(cls, settings: dict[str, Any]) -> TrainConfig:
-        """The inverse of `to_json`; an unknown or missing field is an error."""
-        names = {field.name for field in dataclasses.fields(cls)}
-        if settings.keys() != names:
-            differing = ", ".join(sorted(settings.keys() ^ names))
-            raise ValueError(f"config: missing or unknown settings: {differing}")
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in settings.items()
+    def lane_names(self) -> tuple[LaneName, ...]:
+        """The lanes in the order of the rows: scale, learning rate, seed."""
+        return tuple(
+            LaneName(scale, rate, seed)
+            for scale in self.scale
+            for rate in self.learning_rate
+            for seed in self.seeds()
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Every setting, the format and the version, as strict JSON has them."""
+        settings = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in vars(self).items()
         }
-        return cls(**values)
+        settings["clip_norm"] = None if self.clip_norm == math.inf else self.clip_norm
+        return {"format": FORMAT, "version": VERSION, **settings}
+
+
+class LaneName(NamedTuple):
+    """What tells the lanes of a run apart; the key of every row that is written."""
+
+    scale: str  # the arm as typed
+    learning_rate: float
+    seed: int
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordOptions:
     """Where a run is kept, and what is made of it besides the rows."""
 
-    out: Path = _setting(None, "run folder", "a new one under runs/")
-    resume: bool = _setting(False, "go on with the run in --out, also to more --steps")
-    overwrite: bool = _setting(False, "delete the run in --out first")
-    figures: bool = _setting(True, "draw figures at the end")
-    tensorboard: bool = _setting(False, "write event files for TensorBoard too")
+    out: Path = setting(None, "run folder", PATH, "a new one under runs/")
+    resume: bool = setting(False, "go on with the run in --out, also to more --steps", SWITCH)
+    overwrite: bool = setting(False, "delete the run in --out first", SWITCH)
+    figures: bool = setting(True, "draw figures at the end", SWITCH)
+    tensorboard: bool = setting(False, "write event files for TensorBoard too", SWITCH)
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessOptions:
     """What concerns one process only."""
 
-    compilation_cache: str | None = _setting(
-        None, "folder for compiled programs, or off", "why-sqrt-dk in the user's cache folder"
+    compilation_cache: str | None = setting(
+        None,
+        "folder for compiled programs, or off",
+        TEXT,
+        "why-sqrt-dk in the user's cache folder",
     )
-    distributed: bool = _setting(
+    distributed: bool = setting(
         False,
         "this is one of several processes of one run, each started with the same flags; finds the "
         "others on Slurm, TPU pods and Kubernetes, elsewhere by the next three",
+        SWITCH,
     )
-    coordinator_address: str | None = _setting(None, "host:port of process 0", "found out")
-    num_processes: int | None = _setting(None, "how many processes there are", "found out")
-    process_id: int | None = _setting(None, "which of them this is, from 0", "found out")
+    coordinator_address: str | None = setting(None, "host:port of process 0", TEXT, "found out")
+    num_processes: int | None = setting(
+        None, "how many processes there are", default_text="found out", bounds=_SIZE
+    )
+    process_id: int | None = setting(
+        None, "which of them this is, from 0", default_text="found out", bounds=(0, 2**16)
+    )
 
 
 def check_process(options: ProcessOptions) -> ProcessOptions:
@@ -152,6 +346,7 @@ def check_process(options: ProcessOptions) -> ProcessOptions:
     Raises:
       ValueError: they contradict each other, or one of them can't be.
     """
+    options = normalised(options)
     address, count, number = options.coordinator_address, options.num_processes, options.process_id
     names = ("coordinator_address", "num_processes", "process_id")
     given = [name for name in names if getattr(options, name) is not None]
@@ -164,137 +359,121 @@ def check_process(options: ProcessOptions) -> ProcessOptions:
             f"{given[0]}: {', '.join(names)} belong together; give all three, or none where they "
             "can be found out"
         )
-    _check_integer("num_processes", count, 1, 2**16)
-    _check_integer("process_id", number, 0, count - 1)
+    if number >= count:
+        raise ValueError(f"process_id: {number}, must be a whole number from 0 to {count - 1}")
     host, _, port = address.rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 2**16):
         raise ValueError(f"coordinator_address: {address!r}, must be host:port")
     return options
 
 
-def resolve(config: TrainConfig) -> TrainConfig:
+# Resolving ------------------------------------------------------------------------------------
+
+
+def resolve(config: TrainConfig) -> RunConfig:
     """Fill in the defaults that depend on other fields, and check every field.
 
     Raises:
       ValueError: one line that names the field, the value given, and what is right.
     """
-    from experiments import tasks
-
-    _check_choice("task", config.task, tasks.TASKS)
-    _check_choice("optimizer", config.optimizer, OPTIMIZERS)
-    _check_choice("norm", config.norm, NORMS)
-    _check_choice("dtype", config.dtype, DTYPES)
-    _check_choice("matmul_precision", config.matmul_precision, PRECISIONS)
-    _check_choice("attention", config.attention, ATTENTIONS)
-    for name, at_least, at_most in (
-        ("steps", 1, 10**8),
-        ("num_seeds", 1, 10**5),
-        ("seed", 0, _LARGEST_SEED),
-        ("warmup_steps", 0, 10**8),
-        ("batch_size", 1, 2**16),
-        ("sequence_length", 1, 2**16),
-        ("vocab_size", 1, 2**16),
-        ("d_model", 1, 2**14),
-        ("d_k", 1, 2**14),
-        ("d_v", 1, 2**14),
-        ("d_ff", 1, 2**16),
-        ("num_heads", 1, 2**10),
-        ("num_layers", 1, 2**10),
-        ("log_every", 1, 10**8),
-        ("eval_every", 1, 10**8),
-        ("checkpoint_every", 1, 10**8),
-        ("eval_size", 1, 2**16),
-        ("batch_shards", 1, 2**10),
-    ):
-        _check_integer(name, getattr(config, name), at_least, at_most)
-    if config.seed + config.num_seeds - 1 > _LARGEST_SEED:
+    c = normalised(config)
+    _check_numbers(c)
+    if c.d_v is None and c.d_model % c.num_heads:
         raise ValueError(
-            f"seed: {config.seed} and num_seeds: {config.num_seeds} go past the last seed, "
-            f"{_LARGEST_SEED}"
-        )
-    _check_list("scale", config.scale)
-    for rule in config.rules():
-        if abs(rule.multiplier) > _LARGEST_FACTOR:
-            raise ValueError(f"scale: {rule.name}, must be at most {_LARGEST_FACTOR:g} in size")
-    if type(config.vectorize_lanes) is not bool:
-        raise ValueError(f"vectorize_lanes: {config.vectorize_lanes!r}, must be true or false")
-    for name in ("batch_size", "eval_size"):
-        if getattr(config, name) % config.batch_shards:
-            raise ValueError(
-                f"batch_shards: {config.batch_shards} does not divide {name}, "
-                f"{getattr(config, name)}"
-            )
-    if config.batch_shards > 1 and config.vectorize_lanes:
-        raise ValueError("batch_shards: contradicts vectorize_lanes; give one of them")
-    if not (isinstance(config.dropout_rate, float | int) and 0 <= config.dropout_rate < 1):
-        raise ValueError(f"dropout_rate: {config.dropout_rate}, must be in [0, 1)")
-    if config.clip_norm is not None:
-        _check_positive("clip_norm", config.clip_norm)
-    if config.learning_rate is not None:
-        _check_list("learning_rate", config.learning_rate)
-        for rate in config.learning_rate:
-            _check_positive("learning_rate", rate)
-    if config.d_v is None and config.d_model % config.num_heads:
-        raise ValueError(
-            f"d_v: its default is d_model / num_heads, but {config.d_model} / {config.num_heads} "
+            f"d_v: its default is d_model / num_heads, but {c.d_model} / {c.num_heads} "
             "is not a whole number; give d_v or change one of them"
         )
-    sized = dataclasses.replace(
-        config,
-        sequence_length=_default(config.sequence_length, tasks.DEFAULT_SEQUENCE_LENGTH),
-        vocab_size=_default(config.vocab_size, tasks.DEFAULT_VOCAB_SIZE),
-        d_v=_default(config.d_v, config.d_model // config.num_heads),
-        d_ff=_default(config.d_ff, 4 * config.d_model),
-    )
+    settings = vars(c) | {
+        "clip_norm": _default(c.clip_norm, math.inf),
+        "sequence_length": _default(c.sequence_length, tasks.DEFAULT_SEQUENCE_LENGTH),
+        "vocab_size": _default(c.vocab_size, tasks.DEFAULT_VOCAB_SIZE),
+        "d_v": _default(c.d_v, c.d_model // c.num_heads),
+        "d_ff": _default(c.d_ff, 4 * c.d_model),
+        "learning_rate": _default(c.learning_rate, (LEARNING_RATES[c.optimizer],)),
+    }
     # A task of a size that can't be would take for ever to build.
-    _check_size(dataclasses.replace(sized, num_layers=_default(config.num_layers, 1)))
-    task = tasks.make_task(
-        sized.task, sequence_length=sized.sequence_length, vocab_size=sized.vocab_size
-    )
+    sized = RunConfig(**settings | {"num_layers": c.num_layers or 1, "steps": c.steps or 1})
+    _check_size(sized)
+    task = sized.make_task()
     resolved = dataclasses.replace(
         sized,
-        steps=_default(config.steps, task.steps),
-        learning_rate=_default(config.learning_rate, (task.learning_rates[config.optimizer],)),
-        num_layers=_default(config.num_layers, task.num_layers),
+        steps=_default(c.steps, task.steps),
+        num_layers=_default(c.num_layers, task.num_layers),
     )
+    _check_arms(resolved)
     _check_attention(resolved)
     _check_size(resolved)
     return resolved
+
+
+def from_json(settings: dict[str, Any]) -> RunConfig:
+    """The settings of a run folder, of this version's format or an earlier one.
+
+    A setting that the run's version did not have takes the value that it then had.
+
+    Raises:
+      ValueError: a later format, a setting that this version doesn't know, or one that can't be.
+    """
+    settings = dict(settings)
+    written, version = settings.pop("format", 1), settings.pop("version", "0.1")
+    ours = f"this is {VERSION}, format {FORMAT}"
+    known = {field.name for field in dataclasses.fields(TrainConfig)}
+    if strange := sorted(settings.keys() - known):
+        raise ValueError(
+            f"{strange[0]} is not a setting that this version knows: the run was written by "
+            f"{version}, format {written}; {ours}"
+        )
+    if type(written) is not int or not 1 <= written <= FORMAT:
+        raise ValueError(f"the run was written by {version}, format {written}; {ours}")
+    for name, value in BEFORE.items():
+        settings.setdefault(name, value)
+    if missing := sorted(known - settings.keys()):
+        raise ValueError(f"{missing[0]} is missing")
+    return resolve(TrainConfig(**settings))
 
 
 def _default(value, default):
     return default if value is None else value
 
 
-def _check_choice(field: str, value: str, choices: Iterable[str]) -> None:
-    if value not in choices:
-        nearest = difflib.get_close_matches(value.lower(), choices, n=1, cutoff=0.4)
-        hint = f" (nearest: {nearest[0]})" if nearest else ""
-        raise ValueError(f"{field}: unknown {value!r}{hint}; choose from {', '.join(choices)}")
+def _check_numbers(c: TrainConfig) -> None:
+    if c.seed + c.num_seeds - 1 > _LARGEST_SEED:
+        raise ValueError(
+            f"seed: {c.seed} and num_seeds: {c.num_seeds} go past the last seed, {_LARGEST_SEED}"
+        )
+    for name in ("batch_size", "eval_size"):
+        if getattr(c, name) % c.batch_shards:
+            raise ValueError(
+                f"batch_shards: {c.batch_shards} does not divide {name}, {getattr(c, name)}"
+            )
+    if c.batch_shards > 1 and c.vectorize_lanes:
+        raise ValueError("batch_shards: contradicts vectorize_lanes; give one of them")
+    if not 0 <= c.dropout_rate < 1:
+        raise ValueError(f"dropout_rate: {c.dropout_rate}, must be in [0, 1)")
+    rates: Any = c.learning_rate
+    for name, values in (("clip_norm", (c.clip_norm,)), ("learning_rate", rates or ())):
+        for value in values:
+            # 1e-30 and below are denormal once squared or divided; nothing sensible is that small.
+            if value is not None and not (math.isfinite(value) and 1e-30 <= value <= 1e30):
+                raise ValueError(f"{name}: {value}, must be a positive finite number")
+    for name, values in (("scale", c.scale), ("learning_rate", rates)):
+        if values is not None and not values:
+            raise ValueError(f"{name}: empty, give at least one")
+    for value in rates or ():
+        if rates.count(value) > 1:
+            raise ValueError(f"learning_rate: {value} is given twice")
 
 
-def _check_integer(field: str, value: int | None, at_least: int, at_most: int) -> None:
-    if value is not None and not (type(value) is int and at_least <= value <= at_most):
-        raise ValueError(f"{field}: {value}, must be a whole number from {at_least} to {at_most}")
+def _check_arms(c: RunConfig) -> None:
+    arms = c.arms()
+    check_distinct(arms)
+    for arm in arms:
+        if not abs(arm.rule.multiplier) <= _LARGEST_FACTOR:
+            raise ValueError(f"scale: {arm.name}, must be at most {_LARGEST_FACTOR:g} in size")
 
 
-def _check_positive(field: str, value: float) -> None:
-    # 1e-30 and below are denormal once squared or divided; nothing sensible is that small.
-    if not (math.isfinite(value) and 1e-30 <= value <= 1e30):
-        raise ValueError(f"{field}: {value}, must be a positive finite number")
-
-
-def _check_list(field: str, values: tuple) -> None:
-    if not values:
-        raise ValueError(f"{field}: empty, give at least one")
-    for value in values:
-        if values.count(value) > 1:
-            raise ValueError(f"{field}: {value} is given twice")
-
-
-def _check_attention(config: TrainConfig) -> None:
+def _check_attention(c: RunConfig) -> None:
     """Refuse what streaming and fused attention can't serve, whatever the machine."""
-    c = config
     if c.attention != "plain" and c.dropout_rate > 0:
         raise ValueError(
             f"attention: {c.attention} has no dropout, but dropout_rate is {c.dropout_rate}; "
@@ -310,9 +489,8 @@ def _check_attention(config: TrainConfig) -> None:
             )
 
 
-def _check_size(config: TrainConfig) -> None:
+def _check_size(c: RunConfig) -> None:
     """Refuse what could not fit a device: parameters with their optimizer, activations."""
-    c: Any = config  # every field that has to do with size is filled by now
     if c.sequence_length * c.vocab_size > _LARGEST_TABLE:
         raise ValueError(
             f"sequence_length and vocab_size: {c.sequence_length} times {c.vocab_size} is more "
@@ -331,9 +509,14 @@ def _check_size(config: TrainConfig) -> None:
             f"one lane would need about {size / 2**30:.0f} GiB, {limit}: lower batch_size, "
             "sequence_length, d_model, d_k, num_heads or num_layers"
         )
-    lanes = len(c.scale) * len(c.learning_rate or (0,)) * c.num_seeds
+    lanes = len(c.scale) * len(c.learning_rate) * c.num_seeds
     states = 4 * 3 * parameters * lanes
     if states > _LARGEST_BYTES:
         raise ValueError(
             f"{lanes} lanes would need about {states / 2**30:.0f} GiB, {limit}: lower num_seeds"
         )
+
+
+def scales_help() -> str:
+    """The arms with their formulas, for --help."""
+    return ", ".join(f"{name} ({formula})" for name, formula in arm_choices().items())

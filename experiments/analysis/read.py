@@ -176,3 +176,67 @@ def telling_settings(config: TrainConfig) -> dict[str, Any]:
     if c.d_ff == 4 * c.d_model:
         settings["d_ff"] = None
     return settings
+
+
+def load_runs(paths: str | Path | Sequence[str | Path], rows: str = "metrics") -> dict[str, Any]:
+    """Read runs as one tidy table, for notebooks: `pandas.DataFrame(load_runs(paths))`.
+
+    Args:
+      paths: one run folder or several.
+      rows: "metrics" for every step, "evaluation" for the held-out evaluations.
+
+    Returns:
+      Column name to NumPy array, one entry a row. The columns of the rows (a statistic of head h
+      in layer l is `entropy_layer0_head1`, and so on), then `run` (the folder) and the settings.
+      Missing numbers are NaN.
+
+    Raises:
+      RunFolderError: a folder that is no run, or a damaged one.
+    """
+    if rows not in ("metrics", "evaluation"):
+        raise ValueError(f"rows: {rows!r}, choose from metrics, evaluation")
+    paths = [paths] if isinstance(paths, str | Path) else paths
+    tables = []
+    for path in map(Path, paths):
+        settings = read_json(path / CONFIG)
+        lines = read_rows(path / f"{rows}.jsonl")
+        try:
+            table = _columns(lines)
+        except (ValueError, TypeError, KeyError, IndexError, OverflowError):
+            raise RunFolderError(f"{path / rows}.jsonl: damaged, its rows are not alike") from None
+        count = len(lines)
+        for name, value in {"run": str(path), **settings}.items():
+            if name not in table and not isinstance(value, list | dict):
+                table[name] = np.full(count, np.nan if value is None else value)
+        tables.append(table)
+    names = dict.fromkeys(itertools.chain.from_iterable(tables))
+    lengths = [len(table["step"]) for table in tables]
+    return {
+        name: np.concatenate(
+            [
+                table.get(name, np.full(length, np.nan))
+                for table, length in zip(tables, lengths, strict=True)
+            ]
+        )
+        for name in names
+    }
+
+
+def _columns(lines: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    columns: dict[str, np.ndarray] = {"step": np.zeros(0, int)}
+    if any(line.keys() != lines[0].keys() for line in lines):
+        raise ValueError("rows with other columns than the first")
+    for name in lines[0] if lines else ():
+        values = [line[name] for line in lines]
+        if name.endswith("_by_head"):
+            by_head = np.array(values, float)
+            for layer, head in itertools.product(*map(range, by_head.shape[1:])):
+                key = f"{name.removesuffix('_by_head')}_layer{layer}_head{head}"
+                columns[key] = by_head[:, layer, head]
+        elif name in ("step", "seed"):
+            columns[name] = np.array(values, int)
+        elif name == "scale":
+            columns[name] = np.array(values, str)
+        else:
+            columns[name] = np.array(values, float)
+    return columns

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.runs import recording
 from experiments.engine.lanes import ChunkResult, LaneName
+from experiments.runs import recording
 
 FLUSH_SECONDS = 5.0  # TensorBoard looks at the files about as often
 

@@ -23,14 +23,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.engine import lanes, processes, training
-from experiments.runs import checkpoints, recording
 from experiments.config import RecordOptions, TrainConfig, resolve
+from experiments.engine import lanes, processes, training
 from experiments.engine.lanes import Chunk, ChunkResult, LaneName, Place
 from experiments.engine.processes import Followers
-from experiments.runs.recording import RunFolderError
-from experiments.runs.event_files import EventWriter
 from experiments.engine.training import Evaluation, LaneProgram, LaneState, StepMetrics
+from experiments.runs import checkpoints, recording
+from experiments.runs.event_files import EventWriter
+from experiments.runs.recording import RunFolderError
 
 Watch = Callable[[ChunkResult], None]
 CHECKPOINTS = "checkpoints"  # folder in the run folder

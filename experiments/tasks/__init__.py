@@ -1,19 +1,14 @@
-"""Toy sequence tasks: what is asked, what guessing earns, and how batches are drawn."""
+"""Tasks: what is asked and what guessing earns (table, chance: no JAX), how batches are drawn.
 
-from experiments.tasks.toy import (
+A new task is a builder and its entry in table.py, and a sampler and its entry in samplers.py.
+"""
+
+from experiments.tasks.table import (
     DEFAULT_SEQUENCE_LENGTH,
     DEFAULT_VOCAB_SIZE,
     TASKS,
-    Batch,
     Task,
     make_task,
 )
 
-__all__ = [
-    "DEFAULT_SEQUENCE_LENGTH",
-    "DEFAULT_VOCAB_SIZE",
-    "TASKS",
-    "Batch",
-    "Task",
-    "make_task",
-]
+__all__ = ["DEFAULT_SEQUENCE_LENGTH", "DEFAULT_VOCAB_SIZE", "TASKS", "Task", "make_task"]
