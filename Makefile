@@ -29,7 +29,8 @@ clean:
 	touch $@
 
 .venv/dev: requirements.txt requirements-dev.txt | .venv/made
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		-r requirements.txt -r requirements-dev.txt
 	touch $@
 
 .venv/made:
