@@ -3,29 +3,26 @@
 In a notebook: `from experiments import TrainConfig, load_runs, train`.
 """
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from experiments.config import RecordOptions, TrainConfig
 
 if TYPE_CHECKING:
-    from experiments.runs.recording import load_runs
+    from experiments.analysis.read import load_runs
     from experiments.runs.run import train
 
 __all__ = ["RecordOptions", "TrainConfig", "load_runs", "train"]
+
+# Late, because these start importing JAX or SciPy, and --help should answer at once.
+_LATE = {"load_runs": "experiments.analysis.read", "train": "experiments.runs.run"}
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def __getattr__(name: str):
-    # Late, because these start importing JAX, and --help should answer at once.
-    if name == "train":
-        from experiments.runs.run import train
-
-        return train
-    if name == "load_runs":
-        from experiments.runs.recording import load_runs
-
-        return load_runs
+def __getattr__(name: str) -> Any:
+    if name in _LATE:
+        return getattr(importlib.import_module(_LATE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
