@@ -10,12 +10,12 @@ from experiments.config import RecordOptions, TrainConfig
 
 if TYPE_CHECKING:
     from experiments.analysis.read import load_runs
-    from experiments.runs.run import train
+    from experiments.runs.record import train
 
 __all__ = ["RecordOptions", "TrainConfig", "load_runs", "train"]
 
 # Late, because these start importing JAX or SciPy, and --help should answer at once.
-_LATE = {"load_runs": "experiments.analysis.read", "train": "experiments.runs.run"}
+_LATE = {"load_runs": "experiments.analysis.read", "train": "experiments.runs.record"}
 
 
 def __dir__() -> list[str]:
