@@ -16,7 +16,9 @@ import jax.numpy as jnp
 
 from attention.dot_product import dot_product_attention
 from attention.fused import fused_attention
-from attention.statistics import HeadStatistics, attention_statistics, head_means
+from attention.head_statistics import HeadStatistics
+from attention.scale import ScoreHooks, Site
+from attention.statistics import attention_statistics, head_means
 from attention.streaming import streaming_attention
 
 Params = Any  # nested dict of float32 arrays
@@ -24,6 +26,10 @@ Params = Any  # nested dict of float32 arrays
 # LayerNorm's output has unit variance per entry; a kernel with variance 1/D keeps it so. Queries
 # and keys then have unit variance, so q·k starts with variance d_k: the setting of the question.
 UNIT_VARIANCE = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
+
+
+SCORE_RULE = "score_rule"  # where a rule's own parameters stand among the model's
+_RULE_STREAM = 0x5C0E  # folded into the key that they are drawn from
 
 
 class TransformerConfig(NamedTuple):
@@ -43,6 +49,11 @@ class TransformerConfig(NamedTuple):
     dropout_rate: float = 0.0
     dtype: str = "float32"  # of activations; parameters, softmax and statistics stay float32
     attention: str = "plain"  # how it is computed: "plain", "streaming" or "fused"
+    hooks: ScoreHooks | None = None  # of a score rule that is more than a number
+
+    def site(self, layer: int) -> Site:
+        """Where the score rule of a layer is at work."""
+        return Site(layer, self.num_heads, self.d_k)
 
 
 class TransformerOutput(NamedTuple):
@@ -56,7 +67,26 @@ class TransformerOutput(NamedTuple):
 def init(config: TransformerConfig, key: jax.Array) -> Params:
     """Initial parameters: a nested dict of float32 arrays, each drawn by its own name."""
     tokens = jnp.zeros((1, config.sequence_length), jnp.int32)
-    return _Transformer(config).init(key, tokens, 1.0, None, True)["params"]
+    rule = _init_rule(config, jax.random.fold_in(key, _RULE_STREAM))
+    params: Any = _Transformer(config).init(key, tokens, 1.0, rule, None, True)["params"]
+    return {**params, SCORE_RULE: rule} if rule else params
+
+
+def _init_rule(config: TransformerConfig, key: jax.Array) -> Params:
+    """The score rule's own parameters, layer by layer; {} where it has none."""
+    if config.hooks is None:
+        return {}
+    return {
+        f"layer_{layer}": config.hooks.init(jax.random.fold_in(key, layer), config.site(layer))
+        for layer in range(config.num_layers)
+    }
+
+
+def rule_parameters(params: Params) -> dict[str, jax.Array]:
+    """The score rule's own parameters by name, [L, H]; {} where it has none."""
+    layers = params.get(SCORE_RULE, {})
+    by_layer = [layers[f"layer_{layer}"] for layer in range(len(layers))]
+    return {name: jnp.stack([own[name] for own in by_layer]) for name in (by_layer or [{}])[0]}
 
 
 def apply(
@@ -74,14 +104,20 @@ def apply(
       config: its shape.
       params: from `init`.
       tokens_BT: int32 in [0, num_tokens).
-      scale: what q·k is multiplied by; a number, traced or not.
+      scale: what q·k is multiplied by; a number, traced or not. config.hooks may do more with it.
       dropout_key: turns dropout on, at config.dropout_rate; None is evaluation.
       logit_probe_LBHTS: added to the attention logits. The gradient with respect to a probe of
         zeros is the gradient with respect to the logits themselves. Plain attention only.
     """
     rngs = None if dropout_key is None else {"dropout": dropout_key}
     output: Any = _Transformer(config).apply(
-        {"params": params}, tokens_BT, scale, logit_probe_LBHTS, dropout_key is None, rngs=rngs
+        {"params": {name: part for name, part in params.items() if name != SCORE_RULE}},
+        tokens_BT,
+        scale,
+        params.get(SCORE_RULE, {}),
+        logit_probe_LBHTS,
+        dropout_key is None,
+        rngs=rngs,
     )
     return output
 
@@ -97,7 +133,7 @@ class _Transformer(nn.Module):
     config: TransformerConfig
 
     @nn.compact
-    def __call__(self, tokens_BT, scale, logit_probe_LBHTS, deterministic):
+    def __call__(self, tokens_BT, scale, rule, logit_probe_LBHTS, deterministic):
         c = self.config
         embed = nn.initializers.normal(1.0)
         token = nn.Embed(c.num_tokens, c.d_model, embedding_init=embed, name="token")
@@ -116,7 +152,10 @@ class _Transformer(nn.Module):
                 nn.LayerNorm(dtype=c.dtype, name=f"{part}_norm_{layer}")
                 for part in ("attention", "feed_forward")
             ]
-            arguments = (tokens_BT.shape, scale, probe, deterministic)
+            own_scale = scale
+            if c.hooks is not None:
+                own_scale = c.hooks.scale(rule[f"layer_{layer}"], scale, c.site(layer))
+            arguments = (tokens_BT.shape, own_scale, probe, deterministic)
             if c.norm == "pre":
                 update, heads, p = attend(norms[0](x_ND), *arguments)
                 x_ND = x_ND + dropout(update)

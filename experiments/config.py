@@ -77,7 +77,14 @@ def _switch(value: Any) -> bool:
 
 
 def _path(value: Any) -> Path:
-    return Path(os.fspath(value)).expanduser()
+    text = os.fspath(value)
+    if "\0" in text or not text:
+        raise ValueError
+    text.encode()  # config.json and report.md are UTF-8
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # of nobody, or of somebody without a home
+        raise ValueError from None
 
 
 def _scale(value: Any) -> str:
@@ -100,7 +107,7 @@ INTEGER = Kind("a whole number", int, _integer)
 NUMBER = Kind("a number", float, _number)
 TEXT = Kind("a word", str, _text)
 SWITCH = Kind("true or false", lambda text: {"true": True, "false": False}[text], _switch)
-PATH = Kind("a path", _path, _path)
+PATH = Kind("a path in UTF-8, without NUL", _path, _path)
 NUMBERS = _listed(NUMBER._replace(what="numbers"))
 SCALES = _listed(Kind("score rules or numbers", str, _scale))
 TEXTS = _listed(TEXT._replace(what="words"))
@@ -290,9 +297,8 @@ class RunConfig(TrainConfig):
         """Every setting, the format and the version, as strict JSON has them."""
         settings = {
             name: list(value) if isinstance(value, tuple) else value
-            for name, value in vars(self).items()
+            for name, value in vars(as_typed(self)).items()
         }
-        settings["clip_norm"] = None if self.clip_norm == math.inf else self.clip_norm
         return {"format": FORMAT, "version": VERSION, **settings}
 
 
@@ -313,17 +319,20 @@ class RecordOptions:
     overwrite: bool = setting(False, "delete the run in --out first", SWITCH)
     figures: bool = setting(True, "draw figures at the end", SWITCH)
     tensorboard: bool = setting(False, "write event files for TensorBoard too", SWITCH)
+    accept_edits: bool = setting(
+        False, "go on with a run whose files were changed on purpose; what is made says so", SWITCH
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessOptions:
     """What concerns one process only."""
 
-    compilation_cache: str | None = setting(
+    compilation_cache: Path | None = setting(
         None,
         "folder for compiled programs, or off",
-        TEXT,
-        "why-sqrt-dk in the user's cache folder",
+        PATH,
+        "JAX_COMPILATION_CACHE_DIR, or why-sqrt-dk in the user's cache folder",
     )
     distributed: bool = setting(
         False,
@@ -404,6 +413,12 @@ def resolve(config: TrainConfig) -> RunConfig:
     _check_attention(resolved)
     _check_size(resolved)
     return resolved
+
+
+def as_typed(config: RunConfig) -> TrainConfig:
+    """The settings that resolve to this config, for some to be changed; clip_norm None is off."""
+    off = config.clip_norm == math.inf
+    return TrainConfig(**vars(config) | {"clip_norm": None if off else config.clip_norm})
 
 
 def from_json(settings: dict[str, Any]) -> RunConfig:

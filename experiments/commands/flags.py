@@ -1,23 +1,47 @@
-"""Flags made from the settings of config.py, with errors and a --help that read well.
+"""Flags made from dataclasses of settings: parsing, errors of one line, a --help that reads well.
 
-absl parses them, so that its own flags (--flagfile, --undefok) work; its habits of accepting stray
-words and of leaving with status 1 are put right. Parsing touches no global state.
+absl parses them, so that its own flags (--flagfile, --undefok) work; its habits of stopping at the
+first stray word and of leaving with status 1 are put right. Parsing touches no global state.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import shlex
-import sys
 import textwrap
-import types
-import typing
-from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from absl import flags
 
-USAGE_ERROR = 2  # exit status
+from attention.names import nearest
+from experiments.config import SWITCH, normalised
+
+# What other projects call a flag.
+ALSO_CALLED = {
+    "arm": "scale",
+    "arms": "scale",
+    "batch": "batch_size",
+    "bs": "batch_size",
+    "clip": "clip_norm",
+    "dim": "d_model",
+    "dropout": "dropout_rate",
+    "epochs": "steps",
+    "head_dim": "d_k",
+    "heads": "num_heads",
+    "hidden_size": "d_model",
+    "iterations": "steps",
+    "layers": "num_layers",
+    "length": "sequence_length",
+    "lr": "learning_rate",
+    "num_seeds": "seeds",
+    "num_steps": "steps",
+    "output": "out",
+    "precision": "matmul_precision",
+    "rate": "learning_rate",
+    "seeds": "num_seeds",
+    "seq_len": "sequence_length",
+    "warmup": "warmup_steps",
+}
 
 
 class Parsed(NamedTuple):
@@ -25,19 +49,16 @@ class Parsed(NamedTuple):
 
     values: dict[str, Any]  # flag to value, defaults included
     given: frozenset[str]  # the flags that were typed
+    words: tuple[str, ...] = ()  # those that are no flags
 
     def pick(self, settings: type) -> Any:
-        """The values that belong to one dataclass of settings, as that dataclass."""
-        return settings(**{f.name: self.values[f.name] for f in dataclasses.fields(settings)})
+        """The values that belong to one dataclass of settings, as that dataclass.
 
-
-class _Setting(NamedTuple):
-    name: str
-    kind: Any  # int, float, str, bool, Path or tuple: the field's type without its None
-    item: Any  # what a tuple is made of
-    default: Any
-    description: str
-    default_text: str
+        Raises:
+          ValueError: one of them is out of bounds or none of the choices.
+        """
+        names = (field.name for field in dataclasses.fields(settings))
+        return normalised(settings(**{name: self.values[name] for name in names}))
 
 
 def parse(argv: Sequence[str], *settings: type) -> Parsed | None:
@@ -46,117 +67,92 @@ def parse(argv: Sequence[str], *settings: type) -> Parsed | None:
     Raises:
       ValueError: one line that says what is wrong and what is right.
     """
-    fields = _settings(settings)
+    fields = {field.name: field for cls in settings for field in dataclasses.fields(cls)}
     defined = flags.FlagValues()
-    for field in fields:
-        _define(field, defined)
+    defined.set_gnu_getopt(True)
+    for name, field in fields.items():
+        define = flags.DEFINE_bool if field.metadata["kind"] is SWITCH else flags.DEFINE_string
+        define(name, None, "", flag_values=defined)
     flags.DEFINE_bool("help", False, "", short_name="h", flag_values=defined)
     try:
-        stray = defined(list(argv))[1:]
+        words = tuple(defined(list(argv))[1:])
+    except flags.UnrecognizedFlagError as error:
+        raise ValueError(f"unknown flag --{error.flagname}{_meant(error.flagname, fields)}") from None
     except flags.IllegalFlagValueError as error:  # of a switch: the others are text to absl
         raise ValueError(f"{str(error).split(': (')[0]}, must be true or false") from None
     except flags.Error as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(str(error).removeprefix("ERROR:: ")) from None
     except UnicodeDecodeError:
         raise ValueError("flagfile: holds something else than flags, one a line") from None
     if defined["help"].value:
         return None
-    if stray:
-        switches = ("true", "false", "yes", "no", "0", "1")
-        hint = "; a switch is --flag, --noflag or --flag=false" * (stray[0].lower() in switches)
-        raise ValueError(f"stray word {stray[0]!r}: flags are written --name=value{hint}")
-    values = {field.name: _value(field, defined[field.name].value) for field in fields}
-    return Parsed(values, frozenset(f.name for f in fields if defined[f.name].present))
+    given = frozenset(name for name in fields if defined[name].present)
+    values = {
+        name: _value(field, defined[name].value) if name in given else field.default
+        for name, field in fields.items()
+    }
+    return Parsed(values, given, words)
 
 
-def typed(argv: Sequence[str], *without: str) -> str:
-    """The flags of argv as they were typed, but for some."""
-    return shlex.join(word for word in argv[1:] if word.lstrip("-").split("=")[0] not in without)
+def _meant(name: str, fields: Mapping[str, Any]) -> str:
+    """` (nearest: --FLAG)`, if there is one that is like it."""
+    other = ALSO_CALLED.get(name.lower(), name)
+    found = nearest(other if other in fields else name, fields)
+    return found.replace(": ", ": --")
 
 
-def help_text(command: str, about: str, notes: dict[str, str], *settings: type) -> str:
-    """A page of help: a line or two for each flag, and its default."""
-    lines = [f"usage: {command} [--flag=value ...]", "", about, ""]
-    for field in _settings(settings):
-        name = f"--[no]{field.name}" if field.kind is bool else f"--{field.name}"
-        text = field.description.format(**notes)
-        lines += _entry(name, f"{text} (default: {field.default_text})")
-    lines += _entry("--flagfile", "a file of flags, one a line")
-    return "\n".join(lines)
-
-
-def fail(command: str, message: object, status: int = USAGE_ERROR) -> NoReturn:
-    """Leave with one line on standard error."""
-    print(f"{command}: {' '.join(str(message).split())}", file=sys.stderr)
-    raise SystemExit(status)
-
-
-def disk_error(error: OSError) -> str:
-    """What the system refused, and of which file."""
-    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
-
-
-def terminal_width() -> int | None:
-    """What tables may take: a terminal's own width (None), or enough of it where there is none."""
-    return None if sys.stdout.isatty() else 130
-
-
-def _settings(classes: Sequence[type]) -> list[_Setting]:
-    settings = []
-    for cls in classes:
-        hints = typing.get_type_hints(cls)
-        for field in dataclasses.fields(cls):
-            kind = hints[field.name]
-            if isinstance(kind, types.UnionType):  # X | None
-                kind = next(part for part in typing.get_args(kind) if part is not type(None))
-            item = next(iter(typing.get_args(kind)), None)
-            text = field.metadata["default"] or _as_typed(field.default)
-            settings.append(
-                _Setting(
-                    name=field.name,
-                    kind=typing.get_origin(kind) or kind,
-                    item=item,
-                    default=field.default,
-                    description=field.metadata["help"],
-                    default_text=text,
-                )
-            )
-    return settings
-
-
-def _define(field: _Setting, defined: flags.FlagValues) -> None:
-    if field.kind is bool:
-        flags.DEFINE_bool(field.name, field.default, "", flag_values=defined)
-    else:
-        default = None if field.default is None else _as_typed(field.default)
-        flags.DEFINE_string(field.name, default, "", flag_values=defined)
-
-
-def _value(field: _Setting, text: Any) -> Any:
-    """A flag's text as a value of the field's type; ValueError names the flag."""
-    if text is None or field.kind is bool:
+def _value(field: dataclasses.Field, text: Any) -> Any:
+    """What was typed as a value of the flag's kind; ValueError names the flag."""
+    kind = field.metadata["kind"]
+    if kind is SWITCH:  # absl has read it
         return text
     if not text.strip():
         raise ValueError(f"{field.name}: empty, give a value")
-    if "\0" in text:
-        raise ValueError(f"{field.name}: {text!r}, must not hold a NUL")
-    numbers = {int: "a whole number", float: "a number"}
     try:
-        if field.kind is tuple:
-            return tuple(field.item(word.strip()) for word in text.split(","))
-        return field.kind(text)
+        return kind.from_text(text)
     except ValueError:
-        what = numbers.get(field.kind, "a comma list of numbers")
-        raise ValueError(f"{field.name}: {text!r}, must be {what}") from None
+        raise ValueError(f"{field.name}: {text!r}, must be {kind.what}") from None
 
 
-def _as_typed(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
+# --help ---------------------------------------------------------------------------------------
 
 
-def _entry(name: str, text: str) -> list[str]:
-    indent = " " * 22
-    lines = textwrap.wrap(text, 100 - len(indent))
-    return [f"  {name:<20}{lines[0]}", *(indent + line for line in lines[1:])]
+def flags_help(
+    settings: Sequence[type], groups: Mapping[str, Sequence[str]], notes: Mapping[str, str], width: int
+) -> str:
+    """What --help says of each flag: a line or two, and its default.
+
+    Args:
+      settings: the dataclasses.
+      groups: heading to the names below it; flags that no group has stand first.
+      notes: what stands for {NAME} in a description.
+      width: columns.
+    """
+    fields = {field.name: field for cls in settings for field in dataclasses.fields(cls)}
+    grouped = {name for names in groups.values() for name in names}
+    entries = {name: _entry(field, notes) for name, field in fields.items()}
+    entries["flagfile"] = ("--flagfile", "a file of flags, one a line")
+    parts = []
+    for heading, names in {"": [n for n in entries if n not in grouped], **groups}.items():
+        table = definitions([entries[name] for name in names], width)
+        parts.append(f"{heading}\n{table}" if heading else table)
+    return "\n\n".join(part for part in parts if part)
+
+
+def _entry(field: dataclasses.Field, notes: Mapping[str, str]) -> tuple[str, str]:
+    switch = "[no]" * (field.metadata["kind"] is SWITCH)
+    default = field.default
+    text = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    text = field.metadata["default"] or (text.lower() if isinstance(default, bool) else text)
+    description = field.metadata["help"].format_map(notes)
+    return f"--{switch}{field.name}", f"{description} (default: {text})"
+
+
+def definitions(entries: Sequence[tuple[str, str]], width: int) -> str:
+    """Terms and their texts in two columns."""
+    column = max((len(term) for term, _ in entries), default=0) + 2
+    lines = []
+    for term, text in entries:
+        first, *rest = textwrap.wrap(text, width - column - 2) or [""]
+        lines += [f"  {term:<{column}}{first}", *(" " * (column + 2) + line for line in rest)]
+    return "\n".join(lines)

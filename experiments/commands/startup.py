@@ -8,35 +8,58 @@ import os
 # A warm start from the compilation cache otherwise prints some 14 KB of loader messages.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import re
+import sys
 import warnings
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
+from experiments.commands import console
 
-def default_cache() -> Path:
-    """The user's own cache folder for compiled programs."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "why-sqrt-dk"
+OFF = Path("off")
+FOLDER, LEAST_SECONDS = "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+_USERS_FOLDER = os.environ.get(FOLDER)  # before any command has set it
+# JAX's own names: the function and a SHA-256; nothing else in the folder is touched.
+_ENTRY = re.compile(r".+-[0-9a-f]{64}-cache")
 
 
-def use_compilation_cache(folder: Path) -> None:
+def use_compilation_cache(
+    folder: Path | None = None, say: Callable[[str], None] = console.say
+) -> None:
     """Keep compiled programs in a folder, so that the next start needs no compiler.
 
     A damaged entry is deleted first: JAX would warn about it at every start, and never replace it.
     A folder that can't be made or read is done without, and so is an entry that can't be written.
-    """
-    import jax
+    Imports no JAX.
 
+    Args:
+      folder: OFF is none; None is the one that JAX_COMPILATION_CACHE_DIR names, left as it is, or
+        else the user's own cache folder.
+      say: called with one line if there is no cache although one was wanted.
+    """
+    if folder == OFF or (folder is None and _USERS_FOLDER):
+        return
     try:
+        folder = folder or default_cache()
         folder.mkdir(parents=True, exist_ok=True)
-        for entry in folder.glob("*-cache"):
-            if _damaged(entry.read_bytes()):
+        for entry in folder.iterdir():
+            if _ENTRY.fullmatch(entry.name) and _damaged(entry.read_bytes()):
                 entry.unlink()
-    except OSError:
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
+        say(f"no compilation cache: {error}")
         return
     warnings.filterwarnings("ignore", "Error writing persistent compilation cache entry")
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    for name, value in ((FOLDER, str(folder)), (LEAST_SECONDS, 0.0)):
+        os.environ[name] = str(value)
+        if "jax" in sys.modules:  # it has read its environment
+            sys.modules["jax"].config.update(name.lower(), value)
+
+
+def default_cache() -> Path:
+    """The user's own cache folder for compiled programs; RuntimeError if there is no home."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "why-sqrt-dk"
 
 
 def _damaged(entry: bytes) -> bool:

@@ -1,37 +1,35 @@
-"""Many lanes over the devices of one machine or many: which lane runs where, in what order.
+"""Many lanes over their places: which lane runs where, in what order.
 
-A place is a device, or several that share each batch. Each place of this process has one host
-thread that feeds it its lanes one after the other, chunk by chunk. A lane never shares a
-computation with another, so its numbers depend neither on which lanes run beside it nor on how many
-places or processes there are.
+Each place of this process has a worker, a host thread that feeds it its lanes one after the other,
+chunk by chunk. A lane never shares a computation with another, so its numbers depend neither on
+which lanes run beside it nor on how many places or processes there are.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import itertools
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from experiments.config import TrainConfig
+from experiments.arms import Arm
+from experiments.config import RunConfig
 from experiments.engine import processes, training
-from experiments.engine.training import Evaluation, Lane, LaneProgram, LaneState, StepMetrics
+from experiments.engine.devices import Place
+from experiments.engine.training import Lane, LaneProgram, LaneState
+from experiments.metrics import Evaluation, StepMetrics
 
 
-class LaneName(NamedTuple):
-    """What tells the lanes of a run apart; the key of every row that is written."""
+class PlannedLane(NamedTuple):
+    """A lane before it runs: the program it shares with others of its kind, and its own numbers."""
 
-    scale: str  # the rule as typed
-    learning_rate: float
-    seed: int
+    program: LaneProgram
+    lane: Lane
 
 
 class Chunk(NamedTuple):
@@ -46,105 +44,32 @@ class ChunkResult(NamedTuple):
     """What a chunk gave; arrays are NumPy's, with a leading axis of lanes."""
 
     chunk: Chunk
-    metrics: StepMetrics  # fields [lanes, steps of the chunk, ...]
+    metrics: StepMetrics  # fields [lanes, steps of the chunk, ...]; NaN where nothing was measured
     evaluation: Evaluation | None  # fields [lanes]
     states: tuple[LaneState | None, ...]  # one a lane, where it runs; None: in another process
 
 
-class Place(NamedTuple):
-    """Where lanes run: one device, or several that share their batches."""
-
-    devices: tuple[jax.Device, ...]
-
-    @property
-    def process(self) -> int:
-        """The process whose devices these are."""
-        return self.devices[0].process_index
-
-    def put(self, tree: Any) -> Any:
-        """The tree here, on every device."""
-        sharding = SingleDeviceSharding(self.devices[0])
-        if len(self.devices) > 1:
-            sharding = NamedSharding(self._mesh(), PartitionSpec())
-        return jax.device_put(tree, sharding)
-
-    def current(self) -> contextlib.AbstractContextManager:
-        """Compute here, in this thread: makes training.BATCH_AXIS the name of the devices."""
-        return jax.set_mesh(self._mesh()) if len(self.devices) > 1 else contextlib.nullcontext()
-
-    def _mesh(self) -> Mesh:
-        return Mesh(self.devices, (training.BATCH_AXIS,), axis_types=(AxisType.Auto,))
-
-
-def lane_names(config: TrainConfig) -> tuple[LaneName, ...]:
-    """The lanes of a resolved config, in the order of the rows: scale, learning rate, seed."""
-    rates: Any = config.learning_rate
+def plan_lanes(config: RunConfig) -> tuple[PlannedLane, ...]:
+    """The lanes of a config, in the order of its `lane_names`."""
+    arms = {arm.name: arm for arm in config.arms()}
+    programs = {name: training.lane_program(config, arm) for name, arm in arms.items()}
     return tuple(
-        itertools.starmap(LaneName, itertools.product(config.scale, rates, config.seeds()))
-    )
-
-
-def lanes_of(config: TrainConfig) -> tuple[Lane, ...]:
-    """The traced numbers of each lane, in the order of `lane_names`."""
-    multiplier = {rule.name: rule.multiplier for rule in config.rules()}
-    return tuple(
-        make_lane(multiplier[name.scale], name.learning_rate, name.seed)
-        for name in lane_names(config)
-    )
-
-
-def make_lane(multiplier: float, learning_rate: float, seed: int, **query_key: float) -> Lane:
-    """A Lane with its numbers in the dtypes that the compiled program was made for."""
-    lane = Lane(multiplier, learning_rate, 0, **query_key)
-    return Lane(*map(np.float32, lane))._replace(seed=np.uint32(seed))
-
-
-def start_places(num_lanes: int, batch_shards: int = 1) -> list[Place]:
-    """The places for lanes, of all processes; on CPU one per core, at most one per lane.
-
-    The number of CPU devices can only be chosen before JAX's backend starts; a process that has
-    already used JAX keeps the devices it has. Either way the numbers are the same.
-
-    Args:
-      num_lanes: as many places are wanted.
-      batch_shards: devices per place, all of one process.
-
-    Raises:
-      ValueError: too few devices for a place, or too few lanes for the processes.
-    """
-    count = num_cores() // batch_shards
-    if not jax.distributed.is_initialized():
-        count = min(count, num_lanes)
-    with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_num_cpu_devices", batch_shards * max(1, count))
-    if num_lanes < jax.process_count():
-        raise ValueError(
-            f"num_processes: {jax.process_count()}, but there are only {num_lanes} lanes; "
-            "each process needs one"
+        PlannedLane(
+            programs[name.scale], make_lane(arms[name.scale], name.learning_rate, name.seed)
         )
-    by_process = []
-    for process in range(jax.process_count()):
-        devices = jax.local_devices(process_index=process)
-        if len(devices) < batch_shards:
-            raise ValueError(
-                f"batch_shards: {batch_shards}, but a process has {len(devices)} devices "
-                f"({devices[0].platform})"
-            )
-        starts = range(0, len(devices) - batch_shards + 1, batch_shards)
-        by_process.append([Place(tuple(devices[i : i + batch_shards])) for i in starts])
-    # Every process gets a lane before any gets two.
-    rounds = itertools.zip_longest(*by_process)
-    return [place for dealt in rounds for place in dealt if place is not None][:num_lanes]
+        for name in config.lane_names()
+    )
 
 
-def devices_of(places: Iterable[Place]) -> list[jax.Device]:
-    """All devices of these places."""
-    return [device for place in places for device in place.devices]
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def make_lane(arm: Arm, learning_rate: float, seed: int, **query_key: float) -> Lane:
+    """A Lane with its numbers in the dtypes that the compiled program was made for."""
+    numbers = {
+        "query_key_init": arm.query_key_init,
+        "query_key_learning_rate": arm.query_key_rate,
+        **query_key,
+    }
+    lane = Lane(arm.rule.multiplier, learning_rate, 0, **numbers)
+    return Lane(*map(np.float32, lane))._replace(seed=np.uint32(seed))
 
 
 def plan_chunks(start: int, stop: int, *, evaluate_every: int, end_every: int) -> Iterator[Chunk]:
@@ -164,8 +89,7 @@ def plan_chunks(start: int, stop: int, *, evaluate_every: int, end_every: int) -
 
 
 def run_chunks(
-    program: LaneProgram,
-    lanes: Sequence[Lane],
+    lanes: Sequence[PlannedLane],
     chunks: Iterable[Chunk],
     *,
     places: Sequence[Place],
@@ -180,81 +104,154 @@ def run_chunks(
     chunk is begun ahead, so that what they exchange comes in one order.
 
     Args:
-      program: what the lanes share.
-      lanes: what each has of its own.
+      lanes: from `plan_lanes`.
       chunks: from `plan_chunks`.
       places: lane i runs at places[i % len(places)].
       states: where to start from (NumPy or JAX arrays); None starts from scratch.
-      vectorize: run each device's lanes as one batch, which may change the last bits.
+      vectorize: run a place's lanes of a kind as one batch, which may change the last bits.
     """
     owners = [places[i % len(places)].process for i in range(len(lanes))]
-    shares = {
-        place: range(i, len(lanes), len(places))
-        for i, place in enumerate(places)
-        if place.process == jax.process_index()
-    }
-    here = {i: place.put(lanes[i]) for place, share in shares.items() for i in share}
-    current: dict[int, LaneState] = {}
-
-    def begin(place: Place, share: range) -> None:
-        with place.current():
-            for i in share:
-                if states is None:
-                    current[i] = training.initialize(program, here[i])
-                else:
-                    current[i] = place.put(states[i])
-
-    def take_steps(share: range, steps: int) -> Iterable[tuple[LaneState, StepMetrics]]:
-        if not vectorize:
-            return (training.advance(program, here[i], current[i], steps) for i in share)
-        together = (_stack([here[i] for i in share]), _stack([current[i] for i in share]))
-        result = training.advance_together(program, *together, steps)
-        return (jax.tree.map(lambda x, k=k: x[k], result) for k in range(len(share)))
-
-    def work(place: Place, share: range, chunk: Chunk) -> dict[int, _Done]:
-        done = {}
-        steps = chunk.stop - chunk.start
-        with place.current():
-            for i, (state, rows) in zip(share, take_steps(share, steps), strict=True):
-                current[i] = state
-                evaluation = None
-                if chunk.evaluate:
-                    evaluation = training.evaluate(program, here[i], state)
-                rows = jax.tree.map(lambda row, n=steps: np.asarray(row)[:n], rows)
-                done[i] = _Done(state, (rows, jax.tree.map(np.asarray, evaluation)))
-        return done
-
-    def collect(chunk: Chunk, futures: list[Future[dict[int, _Done]]]) -> ChunkResult:
-        done = {i: one for future in futures for i, one in future.result().items()}
-        written = {i: one.written for i, one in done.items()}
-        rows, evaluations = zip(*processes.gather_lanes(written, owners), strict=True)
-        return ChunkResult(
-            chunk,
-            _stack(rows, np.stack),
-            _stack(evaluations, np.stack) if chunk.evaluate else None,
-            tuple(done[i].state if i in done else None for i in range(len(lanes))),
-        )
-
+    columns = own_columns(lanes)
     ahead = 0 if processes.several() else 1
     with contextlib.ExitStack() as stack:
-        threads = {place: stack.enter_context(ThreadPoolExecutor(1)) for place in shares}
-        for future in [threads[p].submit(begin, p, share) for p, share in shares.items()]:
-            future.result()
+        workers = [
+            stack.enter_context(
+                Worker(place, {i: lanes[i] for i in range(n, len(lanes), len(places))}, vectorize)
+            )
+            for n, place in enumerate(places)
+            if place.process == jax.process_index()
+        ]
+        for starting in [worker.start(states) for worker in workers]:
+            starting.result()
         under_way: collections.deque[tuple[Chunk, list[Future]]] = collections.deque()
+
+        def collect() -> ChunkResult:
+            chunk, futures = under_way.popleft()
+            done = {i: one for future in futures for i, one in future.result().items()}
+            return _collect(chunk, done, owners, columns)
+
         for chunk in chunks:
-            futures = [threads[p].submit(work, p, share, chunk) for p, share in shares.items()]
-            under_way.append((chunk, futures))
+            under_way.append((chunk, [worker.take(chunk) for worker in workers]))
             if len(under_way) > ahead:
-                yield collect(*under_way.popleft())
+                yield collect()
         while under_way:
-            yield collect(*under_way.popleft())
+            yield collect()
 
 
-class _Done(NamedTuple):
+class Done(NamedTuple):
     """What a lane's chunk left behind."""
 
     state: LaneState  # where it runs
-    written: tuple[StepMetrics, Evaluation | None]  # NumPy's
+    rows: StepMetrics  # NumPy's, one a step
+    evaluation: Evaluation | None
+
+
+class Worker(contextlib.AbstractContextManager):
+    """One place and its lanes; a thread of its own feeds them to it in the order of the calls."""
+
+    def __init__(self, place: Place, lanes: Mapping[int, PlannedLane], vectorize: bool):
+        self._place, self._vectorize = place, vectorize
+        self._lanes = {i: one._replace(lane=place.put(one.lane)) for i, one in lanes.items()}
+        self._states: dict[int, LaneState] = {}
+        self._thread = ThreadPoolExecutor(1)
+
+    def __exit__(self, *exception) -> None:
+        self._thread.shutdown()
+
+    def start(self, states: Sequence[LaneState | None] | None) -> Future[None]:
+        """Bring the lanes to where they start: the given states, or initial weights."""
+        return self._thread.submit(self._start, states)
+
+    def take(self, chunk: Chunk) -> Future[dict[int, Done]]:
+        """Take every lane through a chunk."""
+        return self._thread.submit(self._take, chunk)
+
+    def _start(self, states: Sequence[LaneState | None] | None) -> None:
+        with self._place.current():
+            for i, (program, lane) in self._lanes.items():
+                self._states[i] = (
+                    training.initialize(program, lane)
+                    if states is None
+                    else self._place.put(states[i])
+                )
+
+    def _take(self, chunk: Chunk) -> dict[int, Done]:
+        steps = np.int32(chunk.stop - chunk.start)
+        done = {}
+        with self._place.current():
+            for i, (state, rows, taken) in self._advance(steps):
+                program, lane = self._lanes[i]
+                self._states[i] = state
+                evaluation = None
+                if chunk.evaluate:
+                    evaluation = training.evaluate(program, lane, state)
+                rows = rows_taken(rows, int(taken), int(steps))
+                done[i] = Done(state, rows, jax.tree.map(np.asarray, evaluation))
+        return done
+
+    def _advance(self, steps: np.int32) -> Iterator[tuple[int, training.Advanced]]:
+        if not self._vectorize:
+            for i, (program, lane) in self._lanes.items():
+                yield i, training.advance(program, lane, self._states[i], steps)
+            return
+        for program in dict.fromkeys(one.program for one in self._lanes.values()):
+            share = [i for i, one in self._lanes.items() if one.program == program]
+            lanes = _stack([self._lanes[i].lane for i in share])
+            states = _stack([self._states[i] for i in share])
+            together = training.advance_together(program, lanes, states, steps)
+            for k, i in enumerate(share):
+                yield i, jax.tree.map(lambda x, k=k: x[k], together)
+
+
+def rows_taken(rows: StepMetrics, taken: int, steps: int) -> StepMetrics:
+    """The first `steps` rows, on the host; NaN in those not taken, and for what isn't measured."""
+
+    def kept(values: Any) -> np.ndarray:
+        values = np.array(np.asarray(values)[:steps])  # sliced here: on a device it would compile
+        values[taken:] = np.nan
+        return values
+
+    if rows.grad_norm_logits is None:
+        rows = rows._replace(grad_norm_logits=np.full(steps, np.nan, np.float32))
+    return jax.tree.map(kept, rows)
+
+
+def own_columns(lanes: Sequence[PlannedLane]) -> dict[str, tuple[int, int]]:
+    """The parameters that arms have of their own, to their shape [L, H]."""
+    shapes: dict[str, tuple[int, int]] = {}
+    for program in dict.fromkeys(one.program for one in lanes):
+        model = program.model
+        key = jax.random.key(0, impl="threefry2x32")
+        params = jax.eval_shape(lambda key, model=model: training.transformer.init(model, key), key)
+        for name in jax.eval_shape(training.transformer.rule_parameters, params):
+            shapes[name] = (model.num_layers, model.num_heads)
+    return shapes
+
+
+def _collect(
+    chunk: Chunk,
+    done: Mapping[int, Done],
+    owners: Sequence[int],
+    columns: Mapping[str, tuple[int, int]],
+) -> ChunkResult:
+    """All lanes' results, those of other processes too; every lane's rows have all columns."""
+
+    def complete(rows: StepMetrics) -> StepMetrics:
+        length = len(rows.loss)
+        own = {
+            name: rows.parameters.get(name, np.full((length, *shape), np.nan, np.float32))
+            for name, shape in columns.items()
+        }
+        return rows._replace(parameters=own)
+
+    written = {i: (complete(one.rows), one.evaluation) for i, one in done.items()}
+    rows, evaluations = zip(*processes.gather_lanes(written, owners), strict=True)
+    return ChunkResult(
+        chunk,
+        _stack(rows, np.stack),
+        _stack(evaluations, np.stack) if chunk.evaluate else None,
+        tuple(done[i].state if i in done else None for i in range(len(owners))),
+    )
 
 
 def _stack(trees: Sequence[Any], stack: Callable = jnp.stack) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -113,38 +114,46 @@ def largest(number: int) -> int:
     return int(_exchange("process_allgather", np.int32(number)).max()) if several() else number
 
 
-def gather_lanes(own: Mapping[int, Any], owners: Sequence[int]) -> list[Any]:
-    """Every lane's tree in every process, in order.
+def gather_lanes(
+    own: Mapping[int, Any], owners: Sequence[int], like: Sequence[Any] | None = None
+) -> list[Any]:
+    """All-gather: every lane's tree in every process, in order.
 
     Args:
-      own: this process's lanes, at least one: its number to a tree of arrays, all alike.
+      own: this process's lanes, at least one: its number to a tree of arrays.
       owners: the process of each lane.
+      like: every lane's tree as shapes and dtypes; None where all are like this process's own.
     """
     if not several():
         return [own[i] for i in range(len(owners))]
-    leaves, structure = jax.tree.flatten(own[min(own)])
-    like = [np.asarray(leaf) for leaf in leaves]
-    mine = [
-        b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(own[i]))
-        for i in sorted(own)
-    ]
+    like = like or [own[min(own)]] * len(owners)
     most = max(collections.Counter(owners).values())
-    mine += mine[-1:] * (most - len(mine))
+    size = max(sum(map(_size, jax.tree.leaves(tree))) for tree in like)
     # One exchange of bytes, not one for each leaf: each takes milliseconds.
-    packed = np.frombuffer(b"".join(mine), np.uint8).reshape(most, -1)
+    packed = np.zeros((most, size), np.uint8)
+    for row, i in zip(packed, sorted(own), strict=False):
+        content = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(own[i]))
+        row[: len(content)] = np.frombuffer(content, np.uint8)
     gathered = _exchange("process_allgather", packed)  # [processes, most, bytes]
-    ends = np.cumsum([leaf.nbytes for leaf in like])[:-1]
     seen: collections.Counter[int] = collections.Counter()
     trees = []
-    for owner in owners:
-        parts = np.split(gathered[owner, seen[owner]], ends)
+    for owner, tree in zip(owners, like, strict=True):
+        trees.append(_unpack(gathered[owner, seen[owner]], tree))
         seen[owner] += 1
-        arrays = [
-            part.copy().view(leaf.dtype).reshape(leaf.shape)  # a copy is aligned
-            for part, leaf in zip(parts, like, strict=True)
-        ]
-        trees.append(jax.tree.unflatten(structure, arrays))
     return trees
+
+
+def _size(leaf: Any) -> int:
+    return math.prod(leaf.shape) * leaf.dtype.itemsize
+
+
+def _unpack(content: np.ndarray, like: Any) -> Any:
+    arrays, start = [], 0
+    for leaf in jax.tree.leaves(like):
+        part = content[start : start + _size(leaf)].copy()  # a copy is aligned
+        arrays.append(part.view(leaf.dtype).reshape(leaf.shape))
+        start += _size(leaf)
+    return jax.tree.unflatten(jax.tree.structure(like), arrays)
 
 
 def _exchange(name: str, array: Any) -> np.ndarray:

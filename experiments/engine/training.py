@@ -1,14 +1,17 @@
 """One lane: its initial state, its step, and a loop over steps, all pure and compiled.
 
-A lane is one training run: one score rule, one learning rate, one seed. What differs between lanes
-is traced (`Lane`), what they share is compiled in (`LaneProgram`), so all lanes of a run are calls
-of the same compiled program, and a lane gives the same bits alone or beside others.
+A lane is one training run: one arm, one learning rate, one seed. What differs between lanes is
+traced (`Lane`), what they share is compiled in (`LaneProgram`), so lanes whose arms are numbers are
+calls of one compiled program, arms with parameters of their own get a program a kind, and a lane
+gives the same bits alone or beside others.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Hashable
+import math
+from collections.abc import Generator, Hashable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,10 +21,12 @@ import optax
 from jax.sharding import PartitionSpec
 
 from attention import transformer
-from attention.statistics import HeadStatistics
 from attention.transformer import TransformerConfig
-from experiments.config import TrainConfig
-from experiments.tasks import Batch, Task, make_task
+from experiments.arms import Arm
+from experiments.config import RunConfig
+from experiments.metrics import Evaluation, StepMetrics
+from experiments.tasks import Task
+from experiments.tasks.samplers import Batch, sample
 
 MOMENTUM = 0.9  # of SGD
 WEIGHT_DECAY = 0.01  # of AdamW, decoupled (Loshchilov & Hutter 2019)
@@ -34,20 +39,27 @@ CAPACITY = 256  # most steps one call of `advance` can record
 STREAMS = {"init": 0, "data": 1, "dropout": 2, "evaluation": 3}
 EVALUATION_SEED = 0x5EED  # of the held-out set, the same one for every lane of every run
 
+# Groups of parameters in the optimizer; the first two as checkpoints of every version name them.
+QUERY_KEY, REST, UNDECAYED = True, False, 2
+
 
 class LaneProgram(NamedTuple):
-    """What all lanes of a run share; static, so one of these is one compiled program."""
+    """What lanes of a kind share; static, so one of these is one compiled program."""
 
-    task: str
-    sequence_length: int
-    vocab_size: int
+    task: Task
     batch_size: int
     eval_size: int
     model: TransformerConfig
     optimizer: str
     warmup_steps: int
-    clip_norm: float | None
-    batch_shards: int = 1  # devices that share a batch, see `lanes.Place`
+    clip_norm: float  # inf: off
+    matmul_precision: str
+    batch_shards: int = 1  # devices that share a batch, see `devices.Place`
+
+    @property
+    def kind(self) -> str:
+        """What the arms of these lanes have in common; "" where they are numbers."""
+        return "" if self.model.hooks is None else self.model.hooks.kind
 
 
 class Lane(NamedTuple):
@@ -75,113 +87,110 @@ class LaneState(NamedTuple):
     diverged_at: jax.Array  # int32: the step whose loss or gradient was not finite; -1 if none
 
 
-class StepMetrics(NamedTuple):
-    """What one step tells; step i describes the parameters before update i. float32 scalars."""
-
-    loss: jax.Array  # mean cross-entropy over answer positions, nats
-    accuracy: jax.Array  # fraction of answer positions that are right
-    applied_learning_rate: jax.Array  # after warmup
-    grad_norm: jax.Array  # of all parameters, before clipping
-    grad_norm_query_kernel: jax.Array  # of W_q over all layers; likewise the next three
-    grad_norm_key_kernel: jax.Array
-    grad_norm_value_kernel: jax.Array
-    grad_norm_output_kernel: jax.Array
-    grad_norm_logits: jax.Array  # of ∂loss/∂logits, over all layers, heads and rows
-    update_norm: jax.Array  # of the change to all parameters
-    heads: HeadStatistics  # fields [L, H]
-
-
-class Evaluation(NamedTuple):
-    """A lane on the held-out set; float32 scalars."""
-
-    loss: jax.Array
-    accuracy: jax.Array
-
-
-def lane_program(config: TrainConfig) -> LaneProgram:
-    """The static part of a resolved config."""
-    c: Any = config
-    task = make_task(c.task, sequence_length=c.sequence_length, vocab_size=c.vocab_size)
+def lane_program(config: RunConfig, arm: Arm) -> LaneProgram:
+    """The static part of a config, for an arm of it and all others of the same kind."""
+    task = config.make_task()
     model = TransformerConfig(
         num_tokens=task.num_tokens,
         num_outputs=task.num_outputs,
         sequence_length=task.sequence_length,
-        num_layers=c.num_layers,
-        num_heads=c.num_heads,
-        d_model=c.d_model,
-        d_k=c.d_k,
-        d_v=c.d_v,
-        d_ff=c.d_ff,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        d_model=config.d_model,
+        d_k=config.d_k,
+        d_v=config.d_v,
+        d_ff=config.d_ff,
         causal=task.causal,
-        norm=c.norm,
-        dropout_rate=c.dropout_rate,
-        dtype=c.dtype,
-        attention=c.attention,
+        norm=config.norm,
+        dropout_rate=config.dropout_rate,
+        dtype=config.dtype,
+        attention=config.attention,
+        hooks=arm.rule.hooks,
     )
     return LaneProgram(
-        task=c.task,
-        sequence_length=c.sequence_length,
-        vocab_size=c.vocab_size,
-        batch_size=c.batch_size,
-        eval_size=c.eval_size,
+        task=task,
+        batch_size=config.batch_size,
+        eval_size=config.eval_size,
         model=model,
-        optimizer=c.optimizer,
-        warmup_steps=c.warmup_steps,
-        clip_norm=c.clip_norm,
-        batch_shards=c.batch_shards,
+        optimizer=config.optimizer,
+        warmup_steps=config.warmup_steps,
+        clip_norm=config.clip_norm,
+        matmul_precision=config.matmul_precision,
+        batch_shards=config.batch_shards,
     )
+
+
+@contextlib.contextmanager
+def pinned(program: LaneProgram) -> Generator[None]:
+    """Trace with what decides numbers as the program says, whatever the process has set."""
+    with (
+        jax.default_matmul_precision(program.matmul_precision),
+        jax.enable_x64(False),
+        jax.threefry_partitionable(True),
+        jax.numpy_dtype_promotion("standard"),
+    ):
+        yield
 
 
 def stream_key(seed: jax.Array | np.uint32, stream: str, step: jax.Array | int = 0) -> jax.Array:
     """The key of one named random stream of a seed, at one step."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), STREAMS[stream]), step)
+    return jax.random.fold_in(
+        jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), STREAMS[stream]), step
+    )
 
 
 @functools.partial(jax.jit, static_argnames="program")
 def initialize(program: LaneProgram, lane: Lane) -> LaneState:
     """The state before the first update; weights depend on the seed and query_key_init only."""
-    params = transformer.init(program.model, stream_key(lane.seed, "init"))
-    params = jax.tree.map(
-        lambda is_query_key, p: p * lane.query_key_init if is_query_key else p,
-        transformer.query_key_mask(params),
-        params,
-    )
-    optimizer_state = make_optimizer(program, lane, lane.learning_rate).init(params)
-    return LaneState(params, optimizer_state, jnp.int32(0), jnp.int32(-1))
+    with pinned(program):
+        params = transformer.init(program.model, stream_key(lane.seed, "init"))
+        params = jax.tree.map(
+            lambda is_query_key, p: p * lane.query_key_init if is_query_key else p,
+            transformer.query_key_mask(params),
+            params,
+        )
+        optimizer_state = make_optimizer(program, lane, lane.learning_rate).init(params)
+        return LaneState(params, optimizer_state, jnp.int32(0), jnp.int32(-1))
+
+
+class Advanced(NamedTuple):
+    """A lane after a call of `advance`."""
+
+    state: LaneState
+    rows: StepMetrics  # leading axis [CAPACITY], of which the first `taken` mean something
+    taken: jax.Array  # int32: steps taken; fewer than asked for where the lane diverged
 
 
 @functools.partial(jax.jit, static_argnames="program")
 def advance(
     program: LaneProgram, lane: Lane, state: LaneState, num_steps: jax.Array | int
-) -> tuple[LaneState, StepMetrics]:
+) -> Advanced:
     """Take num_steps (traced, at most CAPACITY) updates.
 
-    Returns:
-      The state after them, and StepMetrics with a leading axis [CAPACITY], of which the first
-      num_steps are meaningful. A step whose loss or gradient is not finite is recorded, but its
-      update never reaches the parameters; the lane is frozen there and its later rows are NaN.
+    A step whose loss or gradient is not finite is recorded, but its update never reaches the
+    parameters: the lane is frozen there and takes no further step.
     """
-    row = jax.eval_shape(functools.partial(train_step, program), lane, state)[1]
-    rows = jax.tree.map(lambda m: jnp.full((CAPACITY, *m.shape), jnp.nan, m.dtype), row)
+    with pinned(program):
+        row = jax.eval_shape(functools.partial(train_step, program), lane, state)[1]
+        rows = jax.tree.map(lambda m: jnp.zeros((CAPACITY, *m.shape), m.dtype), row)
 
-    def unfinished(carry):
-        taken, state, _ = carry
-        return (taken < num_steps) & (state.diverged_at < 0)
+        def unfinished(carry: Advanced) -> jax.Array:
+            return (carry.taken < num_steps) & (carry.state.diverged_at < 0)
 
-    def body(carry):
-        taken, state, rows = carry
-        state, metrics = train_step(program, lane, state)
-        rows = jax.tree.map(lambda all_rows, row: all_rows.at[taken].set(row), rows, metrics)
-        return taken + 1, state, rows
+        def body(carry: Advanced) -> Advanced:
+            state, row = train_step(program, lane, carry.state)
+            rows = jax.tree.map(
+                lambda all_rows, m: all_rows.at[carry.taken].set(m), carry.rows, row
+            )
+            return Advanced(state, rows, carry.taken + 1)
 
-    _, state, rows = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state, rows))
-    return state, rows
+        return jax.lax.while_loop(unfinished, body, Advanced(state, rows, jnp.int32(0)))
 
 
 @functools.partial(jax.jit, static_argnames="program")
 def advance_together(
     program: LaneProgram, lanes: Lane, states: LaneState, num_steps: jax.Array | int
-) -> tuple[LaneState, StepMetrics]:
+) -> Advanced:
     """`advance` for several lanes in one computation: every field has a leading axis of lanes.
 
     Accelerators need it to be busy. The numbers may differ from `advance` in the last bits.
@@ -192,17 +201,17 @@ def advance_together(
 def train_step(program: LaneProgram, lane: Lane, state: LaneState) -> tuple[LaneState, StepMetrics]:
     """One update and everything measured on the way.
 
-    Attention that never holds its logits has no gradient with respect to them to measure: NaN.
+    Attention that never holds its logits has no gradient with respect to them to measure: None.
     """
     batch = sample_batch(program, stream_key(lane.seed, "data", state.step))
     dropout_key = None
     if program.model.dropout_rate > 0:
         dropout_key = stream_key(lane.seed, "dropout", state.step)
     c = program.model
-    positions = program.sequence_length
     probe = None
     if c.attention == "plain":
-        probe = jnp.zeros((c.num_layers, program.batch_size, c.num_heads, positions, positions))
+        rows = (c.num_heads, c.sequence_length, c.sequence_length)
+        probe = jnp.zeros((c.num_layers, program.batch_size, *rows))
 
     def loss_fn(params, probe):
         output = transformer.apply(
@@ -235,9 +244,10 @@ def train_step(program: LaneProgram, lane: Lane, state: LaneState) -> tuple[Lane
             f"grad_norm_{name}_kernel": _kernel_norm(gradients, name)
             for name in ("query", "key", "value", "output")
         },
-        grad_norm_logits=jnp.float32(jnp.nan) if probe is None else optax.tree.norm(probe_gradient),
+        grad_norm_logits=None if probe is None else optax.tree.norm(probe_gradient),
         update_norm=optax.tree.norm(updates),
         heads=heads,
+        parameters=transformer.rule_parameters(state.params),
     )
     return guarded_update(state, updates, optimizer_state, loss, grad_norm), metrics
 
@@ -262,21 +272,22 @@ def guarded_update(
 @functools.partial(jax.jit, static_argnames="program")
 def evaluate(program: LaneProgram, lane: Lane, state: LaneState) -> Evaluation:
     """Loss and accuracy on the fixed held-out set, without dropout; NaN for a diverged lane."""
-    batch = evaluation_batch(program)
-    output = transformer.apply(program.model, state.params, batch.tokens_BT, lane.multiplier)
-    numbers = loss_and_accuracy(output.logits, batch)
-    return Evaluation(*(jnp.where(state.diverged_at < 0, number, jnp.nan) for number in numbers))
+    with pinned(program):
+        batch = evaluation_batch(program)
+        output = transformer.apply(program.model, state.params, batch.tokens_BT, lane.multiplier)
+        numbers = loss_and_accuracy(output.logits, batch)
+        return Evaluation(*(jnp.where(state.diverged_at < 0, n, jnp.nan) for n in numbers))
 
 
 def evaluation_batch(program: LaneProgram) -> Batch:
     """The held-out sequences: eval_size of them, from a stream that training never draws from."""
     key = stream_key(np.uint32(EVALUATION_SEED), "evaluation")
-    return _shard(program, _task(program).sample(key, program.eval_size))
+    return _shard(program, sample(program.task, key, program.eval_size))
 
 
 def sample_batch(program: LaneProgram, key: jax.Array) -> Batch:
     """One training batch of the program's task."""
-    return _shard(program, _task(program).sample(key, program.batch_size))
+    return _shard(program, sample(program.task, key, program.batch_size))
 
 
 def _shard(program: LaneProgram, batch: Batch) -> Batch:
@@ -313,25 +324,34 @@ def make_optimizer(
         raise ValueError(f"optimizer: unknown {program.optimizer!r}")
 
     clip = optax.identity()
-    if program.clip_norm is not None:
+    if program.clip_norm < math.inf:
         clip = optax.clip_by_global_norm(program.clip_norm)
     groups: dict[Hashable, optax.GradientTransformation] = {
-        True: base(
+        QUERY_KEY: base(
             rate * lane.query_key_learning_rate,
             ADAM_EPSILON * lane.query_key_epsilon,
             WEIGHT_DECAY * lane.query_key_decay,
         ),
-        False: base(rate, ADAM_EPSILON, WEIGHT_DECAY),
+        REST: base(rate, ADAM_EPSILON, WEIGHT_DECAY),
     }
-    return optax.chain(clip, optax.partition(groups, transformer.query_key_mask))
+    if program.model.hooks is not None:
+        groups[UNDECAYED] = base(rate, ADAM_EPSILON, 0.0)
+    return optax.chain(clip, optax.partition(groups, functools.partial(_groups, program)))
+
+
+def _groups(program: LaneProgram, params: transformer.Params) -> Any:
+    """The group of each parameter."""
+    hooks = program.model.hooks
+    groups = transformer.query_key_mask(params)
+    if hooks is None:
+        return groups
+    own = jax.tree_util.tree_map_with_path(
+        lambda path, _: REST if path[-1].key in hooks.decayed else UNDECAYED,
+        params[transformer.SCORE_RULE],
+    )
+    return {**groups, transformer.SCORE_RULE: own}
 
 
 def _kernel_norm(gradients: transformer.Params, name: str) -> jax.Array:
     attentions = [part for part in gradients.values() if "query" in part]
     return optax.tree.norm([part[name] for part in attentions])
-
-
-def _task(program: LaneProgram) -> Task:
-    return make_task(
-        program.task, sequence_length=program.sequence_length, vocab_size=program.vocab_size
-    )

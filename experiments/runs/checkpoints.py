@@ -1,17 +1,21 @@
 """Checkpoints that are either whole and proven, or don't count.
 
-Orbax writes and reads the arrays. It restores damaged data silently (28 of 32 single-bit flips, on
-0.12.8) and takes an empty folder for its newest step, so this file adds what it lacks. A step is a
-folder named by its number,
+A step is a folder named by its number,
 
-    20/manifest.json    step, tree structure, shapes, dtypes, SHA-256 of every file and of itself
-    20/arrays/          Orbax's own files: one flat dictionary from tree path to array
+    20/manifest.json   format, step, identity, leaves with dtype and shape, the archive's size and
+                       SHA-256, and the SHA-256 of all this
+    20/arrays.npz      NumPy's own archive: arr_0, arr_1, ... in the manifest's order of leaves
 
-written as `20.tmp`, read back, and renamed once it is safely on disk. No manifest means not
-committed. Everything is verified before Orbax opens anything; a bad step is renamed to `20.bad`.
+written as `20.tmp`, hashed on the way to the disk, and renamed once it is there: a save costs the
+state's size once. No manifest means not committed. Everything is verified before it is parsed; a
+bad step is renamed to `20.bad`. No folder is trusted: only plain files with names of this format
+are opened, and only what a save writes is deleted.
 
-One process writes at a time. Several would each hand Orbax their shards of global arrays; the
-manifest and the rename stay with one of them.
+Why no longer Orbax (0.12.8; format 1, which is still read): it restores damaged data silently (28
+of 32 single-bit flips) and takes an empty folder for its newest step, so a manifest was needed
+anyway. It printed a traceback per array on a full disk, so twice the state's size was written first
+to see; errors were told apart by their text; all was read back. Its shards from several processes
+were never used: one process gathers and saves.
 """
 
 from __future__ import annotations
@@ -19,29 +23,39 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import itertools
 import json
-import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Generator
+import stat
+import zipfile
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import jax
 import numpy as np
 
-_MANIFEST = "manifest.json"
-_ARRAYS = "arrays"
-_STEP = re.compile(r"0|[1-9][0-9]*")
+_MANIFEST, _ARRAYS, _ORBAX = "manifest.json", "arrays.npz", "arrays"
+_FILE = re.compile(r"arrays\.npz|arrays(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){1,9}")
+_WRITTEN = {_MANIFEST: stat.S_IFREG, _ARRAYS: stat.S_IFREG}
+_WRITTEN |= {_ORBAX: stat.S_IFDIR, "probe": stat.S_IFREG}  # by format 1
+_STEP, _TEMPORARY, _BAD = (
+    re.compile(rf"(0|[1-9][0-9]*){end}") for end in ("", r"\.tmp[0-9]*", r"\.bad[0-9]*")
+)
 # A read that fails in one of these ways says that the checkpoint is bad. Others (permission, too
 # many open files) say nothing about it, and must not get a good one renamed away.
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
+_said: set[str] = set()  # Lines of housekeeping: once in a process is enough.
+
+Identity = Mapping[str, str] | None
+Warn = Callable[[str], None]
 
 
 class CorruptCheckpoint(Exception):
-    """A step that is not, byte for byte, what was saved; one line says what is wrong."""
+    """A step that is not, byte for byte, what this run saved; one line says what is wrong."""
 
 
 class CheckpointNotFound(Exception):
@@ -51,31 +65,30 @@ class CheckpointNotFound(Exception):
 class Restored(NamedTuple):
     """What `restore_latest` found."""
 
-    step: int
-    """Number of the step, as given to `save`."""
-    state: Any
-    """The template's pytree, with NumPy arrays as leaves."""
+    step: int  # as given to `save`
+    state: Any  # the template's pytree, with NumPy arrays as leaves
 
 
 def save(
-    directory: Path, step: int, state: Any, *, keep: int = 2, warn: Callable[[str], None]
+    directory: Path, step: int, state: Any, *, keep: int = 2, identity: Identity = None, warn: Warn
 ) -> Path:
     """Saves `state` as step `step` in `directory`, whose parent must exist; returns the folder.
 
     A kill at any moment leaves either no new step or a complete one, and never touches another.
-    The step is read back and compared bit for bit before it is committed. Afterwards committed
-    steps older than the last `keep` (this one included) are deleted. Safe in any one thread.
+    Afterwards committed steps older than the last `keep` (this one included) are deleted.
 
     Args:
-        directory: folder of all steps.
-        step: at least 0, and not yet committed; something bad in its place is renamed away.
-        state: pytree of NumPy or JAX arrays (numbers or booleans, at least one element each).
-        keep: at least 1.
-        warn: called with one line for each bad step that was renamed away.
+      directory: folder of all steps, and not a link to one.
+      step: at least 0, and not yet committed; something bad in its place is renamed away.
+      state: pytree of NumPy or JAX arrays (numbers or booleans).
+      keep: at least 1.
+      identity: digests by name that bind the step to its run; see `verify`.
+      warn: called with one line for each bad step that was renamed away, and once for each thing
+        that could not be tidied up.
 
     Raises:
-        ValueError: an argument is not as above; the message names it.
-        OSError: the disk is full, read-only or gone; earlier steps are as they were.
+      ValueError: an argument is not as above; the message names it.
+      OSError: the disk is full, read-only or gone; earlier steps are as they were.
     """
     if step < 0 or keep < 1:
         raise ValueError(f"step must be at least 0 and keep at least 1, got {step=} and {keep=}")
@@ -83,42 +96,30 @@ def save(
     directory = directory.absolute()
     # Not the parents: a run folder that was deleted must not come back as a ghost.
     directory.mkdir(exist_ok=True)
-    _delete_temporaries(directory)
+    _claim(directory, warn)
     final = directory / str(step)
     if os.path.lexists(final):
         try:
-            verify(final)
+            verify(final, identity=identity)
+            raise ValueError(f"step must not be committed yet, got {step=}, which is in {final}")
         except CorruptCheckpoint as error:
             _set_aside(final, error, warn)
-        else:
-            raise ValueError(f"step must not be committed yet, got {step=}, which is in {final}")
 
-    temporary = _temporary(final)
+    temporary = _free(final, "tmp")
     temporary.mkdir()
     try:
-        _require_room(temporary, 2 * sum(array.nbytes for array in arrays.values()) + 2**20)
-        _orbax_write(temporary / _ARRAYS, arrays)
-        read = _orbax_read(temporary / _ARRAYS, arrays)
-        for path, array in arrays.items():
-            same = _description(read[path]) == _description(array)
-            if not same or read[path].tobytes() != array.tobytes():
-                raise OSError(errno.EIO, f"{path} reads back other than it was saved", str(final))
-        (temporary / _MANIFEST).write_bytes(_manifest(step, arrays, temporary))
-        for entry in (*temporary.rglob("*"), temporary):
-            _flush(entry)
+        _write(temporary, step, arrays, dict(identity or {}))
+        _flush_names(temporary, warn)
         temporary.rename(final)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(temporary)  # A full disk alone would not say which.
         raise
-    _flush(directory)
-
+    _flush_names(directory, warn)
     older = [other for other in committed_steps(directory) if other < step]
     for other in older[::-1][keep - 1 :]:
-        # Under its own name, a half-deleted step would be a bad one.
-        path = directory / str(other)
-        shutil.rmtree(path.rename(_temporary(path)))
+        _delete(directory / str(other), warn)
     return final
 
 
@@ -127,152 +128,197 @@ def committed_steps(directory: Path) -> list[int]:
     return [step for step in _steps(directory) if (directory / str(step) / _MANIFEST).is_file()]
 
 
-def verify(path: Path) -> dict[str, Any]:
+def verify(path: Path, *, identity: Identity = None) -> dict[str, Any]:
     """Returns the manifest of the step at `path`, if every file is the one that was saved.
 
+    Args:
+      path: folder of one step, as `save` returns it.
+      identity: must not contradict the one given to `save`. A name that only one of them has is no
+        contradiction: steps of format 1 have none.
+
     Raises:
-        CorruptCheckpoint: the first thing that is wrong, in one line.
+      CorruptCheckpoint: the first thing that is wrong, in one line.
+      ValueError: the step is of a later format.
     """
-    with _damage_reported(path):
-        raw = (path / _MANIFEST).read_bytes()
-    try:
-        manifest = json.loads(raw)
-        manifest.pop("sha256")
-    except (ValueError, AttributeError, KeyError, TypeError):
-        manifest = None
-    if manifest is None or raw != _signed(manifest):
-        raise CorruptCheckpoint(f"{path}: {_MANIFEST} is not the one that was saved")
-    if str(manifest["step"]) != path.name:
-        raise CorruptCheckpoint(f"{path}: holds step {manifest['step']}")
+    path = path.absolute()
+    manifest = _read_manifest(path)
+    for name, value in (identity or {}).items():
+        if (own := manifest["identity"].get(name, value)) != value:
+            raise CorruptCheckpoint(f"{path}: of another run: its {name} is {own!r}, not {value!r}")
     for name, digest in manifest["files"].items():
-        with _damage_reported(path):
-            found = _sha256(path / name)
-        if found != digest:
-            size = (path / name).stat().st_size
-            raise CorruptCheckpoint(f"{path}: {name} ({size} bytes) is not the one that was saved")
+        with _opened(path, name) as file:
+            size = os.fstat(file.fileno()).st_size
+            # Size first: a file that was made longer can take for ever to hash.
+            if manifest["sizes"].get(name, size) != size or digest != _sha256(file):
+                raise ValueError(f"{size} bytes")
     return manifest
 
 
-def restore(path: Path, template: Any) -> Any:
-    """Reads the step at `path` into the structure of `template`; changes nothing on disk.
+def restore(path: Path, template: Any, *, identity: Identity = None) -> Any:
+    """Reads the step at `path`; changes nothing on disk.
 
     Args:
-        path: folder of one step, as `save` returns it.
-        template: pytree of arrays or `jax.ShapeDtypeStruct`, with the paths, shapes and dtypes of
-            the saved state. Its containers (named tuples, empty ones) are the result's.
+      path: folder of one step, as `save` returns it.
+      template: pytree of arrays or `jax.ShapeDtypeStruct`, with the paths, shapes and dtypes of the
+        saved state. Its containers (named tuples, empty ones) are the result's.
+      identity: as for `verify`.
 
     Returns:
-        The same pytree with NumPy arrays as leaves, bit for bit what was saved.
+      The template's pytree with NumPy arrays as leaves, bit for bit what was saved.
 
     Raises:
-        CorruptCheckpoint: the step is not what was saved.
-        ValueError: the template doesn't fit; the message names the leaf.
+      CorruptCheckpoint: the step is not what was saved.
+      ValueError: the template doesn't fit, and the message names the leaf; or as for `verify`.
     """
     wanted = _leaves(template, "template")
     path = path.absolute()
-    saved = verify(path)["leaves"]
-    for leaf in [*wanted, *saved]:
-        if leaf not in saved:
-            raise ValueError(f"template leaf {leaf} is not in {path}")
-        if leaf not in wanted:
-            raise ValueError(f"template has no leaf {leaf}, which is in {path}")
-        if (given := _description(wanted[leaf])) != saved[leaf]:
-            raise ValueError(
-                f"template leaf {leaf} is {given['dtype']}{given['shape']}, but"
-                f" {saved[leaf]['dtype']}{saved[leaf]['shape']} in {path}"
-            )
-    arrays = _orbax_read(path / _ARRAYS, wanted)
+    manifest = verify(path, identity=identity)
+    given = {leaf: f"{like.dtype}{list(like.shape)}" for leaf, like in wanted.items()}
+    saved = manifest["leaves"]
+    for leaf in given | saved:
+        here, there = given.get(leaf, "absent"), saved.get(leaf, "absent")
+        if here != there:
+            raise ValueError(f"template leaf {leaf} is {here}, but {there} in {path}")
+    read = _read_orbax if manifest["format"] == 1 else _read_archive
+    arrays = read(path, {leaf: wanted[leaf] for leaf in saved})
     return jax.tree.unflatten(jax.tree.structure(template), [arrays[leaf] for leaf in wanted])
 
 
-def restore_latest(directory: Path, template: Any, *, warn: Callable[[str], None]) -> Restored:
+def restore_latest(
+    directory: Path, template: Any, *, identity: Identity = None, warn: Warn
+) -> Restored:
     """Restores the newest good step; only for the one process that may write to `directory`.
 
     Each bad step that is newer is renamed away, and what a killed save left behind is deleted.
-
-    Args:
-        directory: folder of all steps.
-        template: as for `restore`.
-        warn: called with one line for each bad step that was renamed away.
+    Arguments and errors are those of `restore` and, for `directory` and `warn`, of `save`.
 
     Raises:
-        CheckpointNotFound: there never was a step.
-        CorruptCheckpoint: there are some, and none is good.
-        ValueError: the template doesn't fit; the message names the leaf.
+      CheckpointNotFound: there never was a step.
+      CorruptCheckpoint: there are some, and none is good.
     """
-    _delete_temporaries(directory)
+    _claim(directory, warn)
     for step in reversed(_steps(directory)):
         path = directory / str(step)
         try:
-            return Restored(step, restore(path, template))
+            return Restored(step, restore(path, template, identity=identity))
         except CorruptCheckpoint as error:
             _set_aside(path, error, warn)
-    if bad := sorted(entry.name for entry in directory.glob("*.bad*")):
+    if bad := sorted(entry.name for entry in _named(directory, _BAD)):
         raise CorruptCheckpoint(f"{directory}: none of its checkpoints is good ({', '.join(bad)})")
     raise CheckpointNotFound(f"{directory}: there is no checkpoint")
 
 
+def _named(directory: Path, pattern: re.Pattern[str]) -> list[Path]:
+    entries = directory.iterdir() if directory.is_dir() else ()
+    return [entry for entry in entries if pattern.fullmatch(entry.name)]
+
+
 def _steps(directory: Path) -> list[int]:
     """Everything that is named like a step, whatever it is, in increasing order."""
-    if not directory.is_dir():
-        return []
-    return sorted(int(entry.name) for entry in directory.iterdir() if _STEP.fullmatch(entry.name))
+    return sorted(int(entry.name) for entry in _named(directory, _STEP))
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(f"{path.name}.tmp")
+def _free(path: Path, ending: str) -> Path:
+    names = (path.with_name(f"{path.name}.{ending}{number or ''}") for number in itertools.count())
+    return next(name for name in names if not os.path.lexists(name))
 
 
-def _delete_temporaries(directory: Path) -> None:
-    for entry in directory.glob("*.tmp"):
-        if _STEP.fullmatch(entry.stem):
-            shutil.rmtree(entry)
-
-
-def _set_aside(path: Path, error: CorruptCheckpoint, warn: Callable[[str], None]) -> None:
-    names = (path.with_name(f"{path.name}.bad{number or ''}") for number in itertools.count())
-    target = next(name for name in names if not os.path.lexists(name))
-    path.rename(target)
+def _set_aside(path: Path, error: CorruptCheckpoint, warn: Warn) -> None:
+    target = path.rename(_free(path, "bad"))
     warn(f"bad checkpoint, renamed to {target.name}: {error}")
+
+
+def _claim(directory: Path, warn: Warn) -> None:
+    """How a writer begins: never behind a link, and without what a killed save left."""
+    if directory.is_symlink():
+        raise OSError(errno.ENOTDIR, "A link, not a folder", str(directory))
+    for entry in _named(directory, _TEMPORARY):
+        _delete(entry, warn)
+
+
+def _delete(path: Path, warn: Warn) -> None:
+    """Deletes a step or a temporary, unless there is more in it than a save writes."""
+    with _housekeeping(path.parent, "not all that is old was deleted", warn):
+        kinds = {entry.name: stat.S_IFMT(entry.lstat().st_mode) for entry in path.iterdir()}
+        if path.is_symlink() or not kinds.items() <= _WRITTEN.items():
+            raise OSError(errno.EPERM, f"{path.name} is more than a save writes")
+        # Under its own name, a half-deleted step would be a bad one.
+        shutil.rmtree(path.rename(_free(path, "tmp")) if _STEP.fullmatch(path.name) else path)
+
+
+def _flush_names(folder: Path, warn: Warn) -> None:
+    """Waits until the names in a folder are on the disk; not every file system can."""
+    with _housekeeping(folder.parent, "a folder was not synced to the disk", warn):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _housekeeping(directory: Path, what: str, warn: Warn) -> Generator[None]:
+    """What fails in here costs one line, never a run."""
+    try:
+        yield
+    except (OSError, RecursionError) as error:
+        line = f"{directory}: {what}: {getattr(error, 'strerror', error)}"
+        if line not in _said:
+            _said.add(line)
+            warn(line)
 
 
 def _leaves(tree: Any, argument: str) -> dict[str, Any]:
     """The leaves of a pytree by their path, such as `.params['layer_0'][1]`."""
-    leaves = {
-        jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
+    with_paths = jax.tree_util.tree_leaves_with_path(tree)
+    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in with_paths}
     if not leaves:
         raise ValueError(f"{argument} must hold at least one array, got {tree!r}")
     for path, leaf in leaves.items():
-        dtype = getattr(leaf, "dtype", None)
-        # Typed PRNG keys have a dtype that is none of NumPy's. Orbax can't store empty arrays.
-        if not isinstance(dtype, np.dtype) or dtype.kind not in "biufcV" or not leaf.size:
-            what = type(leaf).__name__ if dtype is None else f"{dtype}{list(leaf.shape)}"
+        dtype = getattr(leaf, "dtype", type(leaf).__name__)
+        known = isinstance(dtype, np.dtype)  # That of typed PRNG keys isn't NumPy's.
+        if not known or (dtype.kind not in "biufc" and dtype == _stored(dtype)):
             raise ValueError(
-                f"{argument} leaf {path} must be a non-empty array of numbers or booleans,"
-                f" got {what}"
+                f"{argument} leaf {path} must be an array of numbers or booleans, got {dtype}"
             )
     return leaves
 
 
-def _description(leaf: Any) -> dict[str, Any]:
-    return {"dtype": str(leaf.dtype), "shape": list(leaf.shape)}
+def _stored(dtype: np.dtype) -> np.dtype:
+    """What the archive has it as: NumPy's format can't spell bfloat16 and its like."""
+    return np.dtype(f"V{dtype.itemsize}") if dtype.type.__module__ == "ml_dtypes" else dtype
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+class _Hashing(io.RawIOBase):
+    """Passes on what is written, and hashes it; can't seek, so no byte is written twice."""
+
+    def __init__(self, file: BinaryIO):
+        self.file, self.sha256 = file, hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        return self.file.write(data)
 
 
-def _manifest(step: int, arrays: dict[str, np.ndarray], folder: Path) -> bytes:
-    files = sorted(entry for entry in folder.rglob("*") if entry.is_file())
-    return _signed(
-        {
-            "step": step,
-            "leaves": {path: _description(array) for path, array in arrays.items()},
-            "files": {entry.relative_to(folder).as_posix(): _sha256(entry) for entry in files},
-        }
-    )
+def _write(folder: Path, step: int, arrays: dict[str, np.ndarray], identity: dict[str, str]):
+    with (folder / _ARRAYS).open("xb") as file:
+        stream = _Hashing(file)
+        np.savez(stream, *(a.view(_stored(a.dtype)) for a in arrays.values()), allow_pickle=False)
+        file.flush()
+        os.fsync(file.fileno())
+        size = file.tell()
+    manifest = {
+        "format": 2,
+        "step": step,
+        "identity": identity,
+        "leaves": {p: {"dtype": str(a.dtype), "shape": list(a.shape)} for p, a in arrays.items()},
+        "sizes": {_ARRAYS: size},
+        "files": {_ARRAYS: stream.sha256.hexdigest()},
+    }
+    with (folder / _MANIFEST).open("xb") as file:
+        file.write(_signed(manifest))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _signed(manifest: dict[str, Any]) -> bytes:
@@ -281,74 +327,75 @@ def _signed(manifest: dict[str, Any]) -> bytes:
     return (json.dumps({"sha256": digest, **manifest}, indent=1) + "\n").encode()
 
 
-@contextlib.contextmanager
-def _damage_reported(path: Path) -> Generator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _DAMAGE:
-            raise
-        name = os.path.relpath(error.filename or path, path)
-        raise CorruptCheckpoint(f"{path}: {name}: {error.strerror}") from error
-
-
-def _flush(path: Path) -> None:
-    """Waits until a file's bytes, or a folder's names, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _require_room(folder: Path, size: int) -> None:
-    """Writes and deletes `size` bytes.
-
-    A full disk must be found out here: Orbax reports it too, but only after its threads have
-    printed a traceback per array.
-    """
-    block = os.urandom(2**20)  # Random, because a file system may compress.
-    probe = folder / "probe"
-    with probe.open("wb") as file:
-        for _ in range(0, size, len(block)):
-            file.write(block)
-    probe.unlink()
-
-
-def _orbax_write(folder: Path, arrays: dict[str, np.ndarray]) -> None:
-    import orbax.checkpoint as ocp  # Half a second, which `--help` need not pay.
-    from etils import epath
-
-    with _orbax_reported(folder), contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
-        handler.save(epath.Path(folder), args=ocp.args.PyTreeSave(arrays))
-        handler.finalize(epath.Path(folder))
-
-
-def _orbax_read(folder: Path, wanted: dict[str, Any]) -> dict[str, np.ndarray]:
-    import orbax.checkpoint as ocp
-    from etils import epath
-
-    as_numpy = {path: ocp.RestoreArgs(restore_type=np.ndarray) for path in wanted}
-    with _orbax_reported(folder), contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
-        return handler.restore(
-            epath.Path(folder), args=ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy)
-        )
+def _sha256(file: BinaryIO) -> str:
+    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
-def _orbax_reported(folder: Path) -> Generator[None]:
-    """Turns tensorstore's disk errors into OSError, and drops Orbax's log of what it raises."""
-
-    def elsewhere(record: logging.LogRecord) -> bool:
-        return "orbax" not in Path(record.pathname).parts
-
-    logger = logging.getLogger("absl")
-    logger.addFilter(elsewhere)
+def _opened(path: Path, name: str) -> Generator[BinaryIO]:
+    """A plain file of the step at `path`; what is wrong with it, or in it, is CorruptCheckpoint."""
+    file = path / name
     try:
-        yield
+        here = os.path.join(os.path.realpath(path.parent), path.name, name)
+        if not stat.S_ISREG(file.lstat().st_mode) or os.path.realpath(file) != here:
+            raise ValueError("no plain file")  # A pipe may never end, a link leads elsewhere.
+        with file.open("rb") as opened:
+            yield opened
     except Exception as error:
-        if code := re.search(r"os_error_code='(\d+)'", str(error)):
-            raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error
-        raise
-    finally:
-        logger.removeFilter(elsewhere)
+        says_nothing = isinstance(error, MemoryError | AttributeError)
+        if says_nothing or (isinstance(error, OSError) and error.errno not in _DAMAGE):
+            raise
+        why = getattr(error, "strerror", None) or " ".join(str(error).split())[:99]
+        raise CorruptCheckpoint(f"{path}: {name} is not the one saved ({why})") from error
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest, leaves spelled as `float32[2, 3]`, with what those of format 1 don't have."""
+    with _opened(path, _MANIFEST) as file:
+        raw = file.read(2**26)
+        manifest = dict(json.loads(raw))
+        del manifest["sha256"]
+        if raw != _signed(manifest):
+            raise ValueError("another SHA-256")
+        manifest = {"format": 1, "identity": {}, "sizes": {}} | manifest
+        if known := manifest["format"] in (1, 2):
+            if str(manifest["step"]) != path.name:
+                raise ValueError(f"holds step {manifest['step']}")
+            for key in ("identity", "sizes", "files", "leaves"):
+                manifest[key] = dict(manifest[key])
+            if not all(map(_FILE.fullmatch, manifest["files"])):
+                raise ValueError("names files of others")
+            leaves = manifest["leaves"].items()
+            manifest["leaves"] = {leaf: "{dtype}{shape}".format(**of) for leaf, of in leaves}
+    if not known:
+        raise ValueError(f"{path} has format {manifest['format']!r}, this version reads 1 and 2")
+    return manifest
+
+
+def _read_archive(path: Path, wanted: dict[str, Any]) -> dict[str, np.ndarray]:
+    arrays = {}
+    with _opened(path, _ARRAYS) as file, zipfile.ZipFile(file) as archive:
+        for number, (leaf, like) in enumerate(wanted.items()):
+            with archive.open(f"arr_{number}.npy") as entry:
+                np.lib.format.read_magic(entry)
+                shape, _, dtype = np.lib.format.read_array_header_1_0(entry)
+                if (shape, dtype) != (like.shape, _stored(like.dtype)):  # perhaps a huge one
+                    raise ValueError(f"array {number} is {dtype}{shape}")
+                entry.seek(0)
+                arrays[leaf] = np.lib.format.read_array(entry).view(like.dtype)
+    return arrays
+
+
+def _read_orbax(path: Path, wanted: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Format 1: a folder of Orbax's, which holds one flat dictionary from leaf to array."""
+    try:
+        import orbax.checkpoint as ocp  # Half a second, for runs of that time only.
+        from etils import epath
+
+        as_numpy = {leaf: ocp.RestoreArgs(restore_type=np.ndarray) for leaf in wanted}
+        arguments = ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy)
+        with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
+            return handler.restore(epath.Path(path / _ORBAX), args=arguments)
+    except Exception as error:  # Its bytes are those that were saved: this is no damage.
+        reason = str(error).partition("\n")[0]
+        raise OSError(errno.EIO, f"Orbax can't read it: {reason}", str(path)) from error

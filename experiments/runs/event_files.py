@@ -15,8 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.engine.lanes import ChunkResult, LaneName
-from experiments.runs import recording
+from experiments.config import LaneName
+from experiments.engine.lanes import ChunkResult
+from experiments.metrics import HEAD_STATISTICS, STEP_SCALARS, Evaluation, reduce_heads
+from experiments.runs.folder import EVALUATION
+from experiments.runs.rows import read_rows
 
 FLUSH_SECONDS = 5.0  # TensorBoard looks at the files about as often
 
@@ -61,7 +64,7 @@ class EventWriter:
             restarted = SessionLog(status=SessionLog.START)
             for writer in self._writers:
                 writer.write_event(Event(wall_time=time.time(), step=start, session_log=restarted))
-            for row in recording.read_rows(run_folder / recording.EVALUATION):
+            for row in read_rows(run_folder / EVALUATION):
                 if row["step"] == start:
                     lane = names.index(LaneName(row["scale"], row["learning_rate"], row["seed"]))
                     self._held_out(lane, start, row)
@@ -72,10 +75,11 @@ class EventWriter:
         chunk, metrics = result.chunk, result.metrics
         first = -chunk.start % self._log_every
         rows = slice(first, None, self._log_every)
-        columns = {f"train/{n}": getattr(metrics, n)[:, rows] for n in recording.STEP_SCALARS}
-        for name in recording.HEAD_STATISTICS:
-            by_head = getattr(metrics.heads, name)[:, rows]
-            columns[f"train/{name}"] = recording.mean_over_heads(name, by_head)
+        columns = {f"train/{n}": getattr(metrics, n)[:, rows] for n in STEP_SCALARS}
+        for name in HEAD_STATISTICS:
+            columns[f"train/{name}"] = reduce_heads(name, getattr(metrics.heads, name)[:, rows])
+        for name, values in metrics.parameters.items():
+            columns[f"train/parameter_{name}"] = values[:, rows].mean(axis=(-2, -1))
         for lane in range(len(self._writers)):
             of_lane = np.stack([column[lane] for column in columns.values()], axis=-1)
             for step, numbers in zip(
@@ -96,7 +100,7 @@ class EventWriter:
             writer.close()
 
     def _held_out(self, lane: int, step: int, values: Mapping[str, float | None]) -> None:
-        self._add(lane, step, {f"held_out/{name}": values[name] for name in ("loss", "accuracy")})
+        self._add(lane, step, {f"held_out/{name}": values[name] for name in Evaluation._fields})
 
     def _add(self, lane: int, step: int, numbers: Mapping[str, float | None]) -> None:
         values = [
@@ -113,4 +117,5 @@ class EventWriter:
 
 def lane_folder(name: LaneName) -> str:
     """The name of a lane's sub-folder, such as "scale=none,learning_rate=0.001,seed=0"."""
-    return ",".join(f"{field}={value}" for field, value in name._asdict().items())
+    fields = ",".join(f"{field}={value}" for field, value in name._asdict().items())
+    return fields.replace("/", "∕")  # of a fraction such as 1/8: no path

@@ -2,6 +2,7 @@
 
     config.json       every resolved setting
     environment.json  versions, devices, git revision, precision, digests of weights and data
+    seal.json         digests of what was written, see seal.py
     metrics.jsonl     one line per step and lane, in step order
     evaluation.jsonl  one line per held-out evaluation and lane
     checkpoints/      see checkpoints.py
@@ -15,13 +16,11 @@ the checkpoint are cut and made again.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
-import os
 from collections.abc import Generator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -37,24 +36,6 @@ class RunFolderError(Exception):
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Generator[None]:
-    """Hold a run folder for this process.
-
-    The lock is the kernel's, on the folder itself: no file is made for it, and it goes with the
-    process, however that ends.
-    """
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunFolderError(f"{folder} is in use by another run") from None
-        yield
-    finally:
-        os.close(handle)
-
-
-@contextlib.contextmanager
 def disk_errors_named(folder: Path) -> Generator[None]:
     """Give the folder's name to an error of the disk that names nothing, as a full one does."""
     try:
@@ -67,7 +48,12 @@ def disk_errors_named(folder: Path) -> Generator[None]:
 
 def write_json(path: Path, content: Any) -> None:
     """Write strict JSON to path in one piece: readers see the old file or the new one."""
-    partial(path).write_text(json.dumps(strict(content), indent=1, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(strict(content), indent=1, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 to path in one piece, whatever the locale."""
+    partial(path).write_bytes(text.encode())
     partial(path).replace(path)
 
 
@@ -92,21 +78,15 @@ def strict(content: Any) -> Any:
     return content
 
 
-def sync(file: IO[str]) -> None:
-    """Have a file's rows on the disk before going on."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object, or RunFolderError with one line that says what is wrong with its file."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_bytes())
         if not isinstance(content, dict):
             raise ValueError("not a JSON object")
     except FileNotFoundError:
         raise RunFolderError(f"{path.parent} has no {path.name}: not a run folder") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise RunFolderError(f"{path} can't be read: {error}") from None
     return content
 
