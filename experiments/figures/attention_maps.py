@@ -18,11 +18,12 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import PowerNorm
 
 from attention import transformer
-from experiments.analysis.read import Arm
+from experiments.analysis.read import ArmRun
+from experiments.config import LaneName
 from experiments.engine import lanes, training
 from experiments.engine.training import Lane, LaneProgram
 from experiments.figures import style
-from experiments.runs import run
+from experiments.runs.resume import read_states
 
 MOST_ROWS = 48  # heads in one figure; more would be a poster
 MOST_POSITIONS = 512  # more than a panel has pixels, and the weights are their square
@@ -57,14 +58,15 @@ def attend(program: LaneProgram, lane: Lane, params: transformer.Params) -> Exam
     """
     model = program.model._replace(attention="plain")
     program = program._replace(model=model, batch_shards=1)
-    batch = jax.tree.map(lambda array: array[:1], training.evaluation_batch(program))
-    output = transformer.apply(program.model, params, batch.tokens_BT, lane.multiplier)
+    with training.pinned(program):
+        batch = jax.tree.map(lambda array: array[:1], training.evaluation_batch(program))
+        output = transformer.apply(program.model, params, batch.tokens_BT, lane.multiplier)
     assert output.weights is not None
     tokens_T, targets_T, answers_T = (array[0] for array in batch)
     return Example(tokens_T, targets_T, answers_T, output.weights[:, 0])
 
 
-def read_maps(arms: Sequence[Arm], say: Callable[[str], None]) -> list[ArmMaps]:
+def read_maps(arms: Sequence[ArmRun], say: Callable[[str], None]) -> list[ArmMaps]:
     """The maps of arms, in order; no file is changed.
 
     Args:
@@ -75,22 +77,22 @@ def read_maps(arms: Sequence[Arm], say: Callable[[str], None]) -> list[ArmMaps]:
       RunFolderError: a run has no good checkpoint, or those of another model.
       ValueError: longer sequences than can be shown.
     """
-    longest = max(arm.config.sequence_length or 0 for arm in arms)
+    longest = max(arm.config.sequence_length for arm in arms)
     if longest > MOST_POSITIONS:
         raise ValueError(f"{longest} positions are more than can be shown, {MOST_POSITIONS}")
     found = []
     for folder in dict.fromkeys(arm.folder for arm in arms):
         own = [arm for arm in arms if arm.folder == folder]
         config = own[0].config
-        program, names = training.lane_program(config), lanes.lane_names(config)
-        step, states = run.read_states(folder, config, program, say)
+        planned, names = lanes.plan_lanes(config), config.lane_names()
+        step, states = read_states(folder, config, planned, say)
         for arm in own:
             seed = int(arm.seeds[0])
-            lane = lanes.make_lane(arm.rule.multiplier, arm.learning_rate, seed)
-            trained = states[names.index((arm.rule.name, arm.learning_rate, seed))]
+            place = names.index(LaneName(arm.arm.name, arm.learning_rate, seed))
+            program, lane = planned[place]
             start, end = (
                 jax.tree.map(np.asarray, attend(program, lane, state.params))
-                for state in (training.initialize(program, lane), trained)
+                for state in (training.initialize(program, lane), states[place])
             )
             found.append(ArmMaps(arm.label, seed, (0, step), start, end))
     return found

@@ -55,14 +55,22 @@ def environment(devices: Sequence[jax.Device], matmul_precision: str) -> dict[st
 
 
 def git_revision() -> str | None:
-    """The commit of this source tree, with "+" if it has uncommitted changes; None outside git."""
-    here = Path(__file__).parent
+    """The commit of this source tree, with "+" if it has uncommitted changes; None outside its git.
+
+    A repository that this package merely lies in, as an environment's folder may, is not asked, and
+    neither is one that variables such as GIT_DIR name.
+    """
+    root = Path(__file__).resolve().parents[2]
+    surroundings = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(here), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        command = ["git", "-C", str(root), *arguments]
+        done = subprocess.run(command, capture_output=True, check=True, env=surroundings)
+        return done.stdout.decode(errors="replace").strip()
 
     try:
+        if Path(git("rev-parse", "--show-toplevel")) != root:
+            return None
         changed = git("status", "--porcelain", "--untracked-files=no")
         return git("rev-parse", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from attention import attention_statistics, dot_product_attention, score_rule, theory
-from attention.statistics import DEAD_BELOW
+from attention.head_statistics import DEAD_BELOW
 from experiments.figures import style
 from experiments.studies.common import (
     Findings,

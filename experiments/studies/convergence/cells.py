@@ -29,11 +29,14 @@ from rich.progress import (
 )
 
 from experiments.analysis import comparison
-from experiments.config import TrainConfig, resolve
+from experiments.arms import Arm, make_arm
+from experiments.config import RunConfig, TrainConfig, resolve
 from experiments.engine import lanes, training
-from experiments.engine.lanes import ChunkResult
-from experiments.engine.training import Lane
-from experiments.runs import recording, run
+from experiments.engine.devices import Place, devices_of, start_places
+from experiments.engine.lanes import ChunkResult, PlannedLane
+from experiments.metrics import reduce_heads
+from experiments.runs import environment
+from experiments.runs.folder import strict
 
 LANES_AT_ONCE = 12  # a file is saved after so many lanes: what an interruption can cost
 Watch = Callable[[int], None] | None
@@ -73,38 +76,14 @@ def progress(total: int) -> Generator[Callable[[int], None]]:
         yield watch
 
 
-class CellArm(NamedTuple):
-    """An arm as powers of d_k: what q·k is multiplied by, and how W_q and W_k start and move."""
-
-    multiplier: float  # power of d_k: q·k is multiplied by d_k to it
-    query_key_init: float  # power of d_k: W_q and W_k start multiplied by d_k to it
-    query_key_learning_rate: float  # power of d_k: their learning rate, multiplied likewise
-    summary: str
-
-    def lane(self, d_k: int, learning_rate: float, seed: int) -> Lane:
-        """The lane of this arm."""
-        return lanes.make_lane(
-            d_k**self.multiplier,
-            learning_rate,
-            seed,
-            query_key_init=d_k**self.query_key_init,
-            query_key_learning_rate=d_k**self.query_key_learning_rate,
-        )
-
-
-ARMS = {
-    "sqrt": CellArm(-1 / 2, 0.0, 0.0, "×1/√d_k"),
-    "none": CellArm(0.0, 0.0, 0.0, "×1"),
-    "mup": CellArm(-1.0, 0.0, 0.0, "×1/d_k"),
-    "fold": CellArm(0.0, -1 / 4, 0.0, "×1, W_q and W_k start d_k^-¼ smaller: starts as sqrt's"),
-    "hot": CellArm(-1 / 2, 1 / 4, 0.0, "×1/√d_k, W_q and W_k start d_k^¼ larger: starts as none's"),
-}
+ARMS = ("sqrt", "none", "mup", "fold", "hot")  # the protocol's, in the order they are shown
+MakeArm = Callable[[str, int], Arm]  # from a name and d_k
 
 
 class Cell(NamedTuple):
     """What the lanes of a cell share."""
 
-    config: TrainConfig  # resolved; its scales, learning rates and seeds are not used
+    config: RunConfig  # its scales, learning rates and seeds are not used
     arms: tuple[str, ...]
 
     @property
@@ -184,7 +163,7 @@ def run_cell(
     keys: Sequence[LaneKey],
     path: Path,
     *,
-    arms: dict[str, CellArm] = ARMS,
+    arms: MakeArm = make_arm,
     watch: Watch = ignore,
 ) -> CellRuns:
     """Run those of the lanes that the cell's file lacks, and return all of them in order.
@@ -193,7 +172,7 @@ def run_cell(
       cell: what the lanes share.
       keys: the lanes wanted.
       path: the cell's file; kept up to date while the lanes run.
-      arms: the table of arms.
+      arms: makes an arm of its name.
       watch: called with model-steps just done (those found in the file count at once); None runs
         nothing.
 
@@ -201,7 +180,7 @@ def run_cell(
       LookupError: watch is None, and the file lacks lanes.
       ValueError: the file was made with other settings, or is damaged.
     """
-    settings = _settings(cell, arms)
+    settings = _settings(cell, keys, arms)
     runs, about = load_cell(path)
     _check_settings(path, about["settings"], settings)
     have = set(runs.lane_keys()) if runs else set()
@@ -210,21 +189,20 @@ def run_cell(
         if runs is None or missing:
             raise LookupError(f"{path} lacks {len(missing)} of {len(keys)} lanes")
         return runs.select(keys)
-    steps: Any = cell.config.steps
-    watch((len(keys) - len(missing)) * steps)
-    places: list[lanes.Place] = []
+    watch((len(keys) - len(missing)) * cell.config.steps)
+    places: list[Place] = []
     if missing:
-        jax.config.update("jax_default_matmul_precision", cell.config.matmul_precision)
-        places = lanes.start_places(len(missing))
+        places = start_places(len(missing))
         # Weights and data are decided by code too, which may change under a stored cell.
-        program = training.lane_program(cell.config)
-        settings["held_out_data"] = recording.digest(_held_out(program))
-        settings["seed_0"] = run.starting_digests(program, cell.config, places[0])["0"]
+        planned = _plan(cell, missing[:1], make_arm)
+        first = dataclasses.replace(cell.config, seed=0, num_seeds=1)
+        settings["held_out_data"] = environment.digest(_held_out(planned[0].program))
+        settings["seed_0"] = environment.starting_digests(first, planned, places[0])["0"]
         _check_settings(path, about["settings"], settings)
         about["settings"] |= settings
-        environment = recording.environment(lanes.devices_of(places), cell.config.matmul_precision)
-        if environment not in about["environments"]:
-            about["environments"].append(environment)
+        now = environment.environment(devices_of(places), cell.config.matmul_precision)
+        if now not in about["environments"]:
+            about["environments"].append(now)
     for first in range(0, len(missing), LANES_AT_ONCE):
         new = _run_lanes(cell, missing[first : first + LANES_AT_ONCE], arms, places, watch)
         runs = new if runs is None else _join(runs, new)
@@ -240,21 +218,29 @@ _held_out = jax.jit(training.evaluation_batch, static_argnames="program")
 def _run_lanes(
     cell: Cell,
     keys: Sequence[LaneKey],
-    arms: dict[str, CellArm],
-    places: Sequence[lanes.Place],
+    arms: MakeArm,
+    places: Sequence[Place],
     watch: Callable[[int], None],
 ) -> CellRuns:
-    config: Any = cell.config
+    config = cell.config
     chunks = lanes.plan_chunks(
         0, config.steps, evaluate_every=config.eval_every, end_every=config.steps
     )
-    program = training.lane_program(config)
-    lane_list = [arms[key.arm].lane(config.d_k, key.learning_rate, key.seed) for key in keys]
     kept = _Kept(config.eval_every)
-    for result in lanes.run_chunks(program, lane_list, chunks, places=places[: len(keys)]):
+    planned = _plan(cell, keys, arms)
+    for result in lanes.run_chunks(planned, chunks, places=places[: len(keys)]):
         kept.add(result)
         watch((result.chunk.stop - result.chunk.start) * len(keys))
     return kept.finish(keys)
+
+
+def _plan(cell: Cell, keys: Sequence[LaneKey], arms: MakeArm) -> list[PlannedLane]:
+    made = {name: arms(name, cell.config.d_k) for name in dict.fromkeys(key.arm for key in keys)}
+    programs = {name: training.lane_program(cell.config, arm) for name, arm in made.items()}
+    return [
+        PlannedLane(programs[key.arm], lanes.make_lane(made[key.arm], key.learning_rate, key.seed))
+        for key in keys
+    ]
 
 
 class _Kept:
@@ -285,7 +271,7 @@ class _Kept:
     def _keep_row(self, result: ChunkResult, row: int) -> None:
         for name in ROW_STATISTICS:
             values = getattr(result.metrics.heads, name)[:, row]
-            self._columns[name].append(recording.mean_over_heads(name, values))
+            self._columns[name].append(reduce_heads(name, values))
 
     def finish(self, keys: Sequence[LaneKey]) -> CellRuns:
         self._keep_row(self._last, -1)
@@ -312,13 +298,19 @@ def _join(a: CellRuns, b: CellRuns) -> CellRuns:
     )
 
 
-def _settings(cell: Cell, arms: dict[str, CellArm]) -> dict[str, Any]:
+def _settings(cell: Cell, keys: Sequence[LaneKey], arms: MakeArm) -> dict[str, Any]:
     """What decides a lane's numbers besides its key; JSON."""
-    settings = cell.config.to_json()
-    for name in ("scale", "learning_rate", "num_seeds", "seed", "log_every", "checkpoint_every"):
+    settings = strict(cell.config.to_json())
+    for name in (
+        *("scale", "learning_rate", "num_seeds", "seed", "log_every", "checkpoint_every"),
+        *("format", "version"),
+    ):
         del settings[name]
-    powers = {f"arm {name}": list(arm[:3]) for name, arm in arms.items()}
-    return settings | powers
+    for name in dict.fromkeys(key.arm for key in keys):
+        arm = arms(name, cell.config.d_k)
+        numbers = (arm.rule.multiplier, arm.query_key_init, arm.query_key_rate)
+        settings[f"numbers of {name}"] = list(numbers)
+    return settings
 
 
 def _check_settings(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:

@@ -15,7 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from experiments import tasks
 from experiments.analysis import comparison
+from experiments.arms import make_arm
 from experiments.engine import training
+from experiments.engine.lanes import make_lane
 from experiments.figures import attention_maps
 from experiments.figures.style import GREY, arm_colour, new_figure
 from experiments.studies.convergence.cells import ARMS, Cell, CellRuns
@@ -319,9 +321,10 @@ def readme_figure(results: Sequence[CellResult], map_cell: Cell) -> Figure:
         f"{config.task}, {config.num_layers} layers, {config.optimizer} at {rate:g}, {seeds} seeds",
         fontsize=10,
     )
-    program = training.lane_program(map_cell.config)
     for ax, arm in zip(axes[0, 1:], ("sqrt", "none"), strict=True):
-        lane = ARMS[arm].lane(map_cell.config.d_k, 1e-3, 0)
+        made = make_arm(arm, map_cell.config.d_k)
+        program = training.lane_program(map_cell.config, made)
+        lane = make_lane(made, 1e-3, 0)
         params = training.initialize(program, lane).params
         example = jax.tree.map(np.asarray, attention_maps.attend(program, lane, params))
         ax.grid(False)

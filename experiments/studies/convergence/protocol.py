@@ -4,7 +4,7 @@ Protocol, fixed before the results:
 
 A cell is a task, an optimizer and a d_k, at a budget of steps; model width, value width, length,
 batch size and everything else are the same in all cells. Its arms differ in what q·k is multiplied
-by and in how W_q and W_k start (`cells.ARMS`); on a seed they share weights (but for that factor)
+by and in how W_q and W_k start (`arms.py`); on a seed they share weights (but for that factor)
 and batches, so seeds pair them.
 
 (i) Tuning, on two seeds (1000, 1001) that are not used again: the learning rate of each arm, as in
@@ -34,16 +34,18 @@ from __future__ import annotations
 
 import csv
 import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.config import TrainConfig
+from attention.scale import score_rule
+from experiments.arms import Arm, make_arm
+from experiments.config import LEARNING_RATES, TrainConfig
 from experiments.studies.common import Findings, Request
 from experiments.studies.convergence.cells import (
     ARMS,
     Cell,
-    CellArm,
     CellRuns,
     LaneKey,
     Watch,
@@ -59,7 +61,6 @@ from experiments.studies.convergence.outcomes import CellResult, choices, outcom
 from experiments.studies.convergence.report import report
 from experiments.studies.convergence.tuning import GRIDS, TUNING_SEEDS, tune
 
-COMMON_RATE = {"adam": 1e-3, "adamw": 1e-3, "sgd": 0.1}
 STEPS = {"recall": 1000, "sort": 4000, "histogram": 3000}  # long enough for the slow arm
 D_K = (64, 4, 256, 16)
 FIRST_ARMS = ("sqrt", "none", "fold", "hot")
@@ -82,13 +83,22 @@ QUICK_CELLS = (
 PLANE = "plane"  # its name among the cells to run
 PLANE_CELL = "recall-adam-64"
 PLANE_POWERS = (-0.25, -0.125, 0.0, 0.125, 0.25)
-# Where the arms lie in the plane: (power of the initial scale, power of the learning rate). A
-# multiplier d_k^m is the same as 1/√d_k with W_q and W_k times d_k^(m/2 + 1/4), which makes them
-# start, and Adam's steps move them, by that much further.
-PLANE_POINTS = {
-    name: (arm.multiplier / 2 + 0.25 + arm.query_key_init, arm.multiplier / 2 + 0.25)
-    for name, arm in ARMS.items()
-}
+
+
+def _plane_point(name: str, d_k: int) -> tuple[float, float]:
+    """Where an arm lies in the plane: (power of the initial scale, power of the learning rate).
+
+    A multiplier d_k^m is the same as 1/√d_k with W_q and W_k times d_k^(m/2 + 1/4), which makes
+    them start, and Adam's steps move them, by that much further.
+    """
+    arm = make_arm(name, d_k)
+    multiplier, init = (
+        round(math.log(number, d_k), 12) for number in (arm.rule.multiplier, arm.query_key_init)
+    )
+    return multiplier / 2 + 0.25 + init, multiplier / 2 + 0.25
+
+
+PLANE_POINTS = {name: _plane_point(name, 64) for name in ARMS}
 
 
 def plane_arm(init: float, rate: float) -> str:
@@ -96,10 +106,11 @@ def plane_arm(init: float, rate: float) -> str:
     return f"plane {init:+g} {rate:+g}"
 
 
-PLANE_ARMS = {
-    plane_arm(init, rate): CellArm(-1 / 2, init, rate, "a point of the plane")
-    for init, rate in itertools.product(PLANE_POWERS, PLANE_POWERS)
-}
+def make_plane_arm(name: str, d_k: int) -> Arm:
+    """The arm at the point of the plane that has this name."""
+    init, rate = map(float, name.split()[1:])
+    sqrt = score_rule("sqrt", d_k)
+    return Arm(name, "a point of the plane", "", sqrt, d_k**init, d_k**rate)
 
 
 class Protocol(NamedTuple):
@@ -159,7 +170,9 @@ def run_protocol_cell(cell: Cell, plan: Protocol, out: Path, watch: Watch = igno
         runs = run_cell(cell, test_keys(cell.arms, rates, plan.seeds), path, watch=watch)
         return {arm: runs.select(test_keys([arm], rates, plan.seeds)) for arm in cell.arms}
 
-    result = CellResult(cell, by_arm(dict.fromkeys(cell.arms, COMMON_RATE[optimizer])), None, None)
+    result = CellResult(
+        cell, by_arm(dict.fromkeys(cell.arms, LEARNING_RATES[optimizer])), None, None
+    )
     try:
         grid = plan.grids[optimizer]
         tuning = tune(cell, path, seeds=plan.tuning_seeds, grid=grid, watch=watch)
@@ -174,7 +187,7 @@ def stored_results(plan: Protocol, out: Path) -> list[CellResult]:
     for cell in plan.cells:
         runs, _ = load_cell(cell_path(out, cell))
         have = set(runs.lane_keys()) if runs else set()
-        rate = COMMON_RATE[cell.config.optimizer]
+        rate = LEARNING_RATES[cell.config.optimizer]
         arms = tuple(
             arm for arm in ALL_ARMS if have.issuperset(test_keys([arm], {arm: rate}, plan.seeds))
         )
@@ -189,11 +202,11 @@ def stored_results(plan: Protocol, out: Path) -> list[CellResult]:
 
 def run_plane(cell: Cell, plan: Protocol, out: Path, watch: Watch = ignore) -> CellRuns:
     """Run what is missing of the plane around a cell, power by power, seed by seed."""
-    rate = COMMON_RATE[cell.config.optimizer]
+    rate = LEARNING_RATES[cell.config.optimizer]
     points = itertools.product(plan.plane_powers, plan.plane_powers, range(plan.plane_seeds))
     keys = [LaneKey(plane_arm(init, speed), rate, seed) for init, speed, seed in points]
     path = cell_path(out, cell).with_stem(f"{cell.name}-plane")
-    return run_cell(cell, keys, path, arms=PLANE_ARMS, watch=watch)
+    return run_cell(cell, keys, path, arms=make_plane_arm, watch=watch)
 
 
 def run(request: Request) -> Findings:
@@ -298,10 +311,10 @@ def choose_cells(cells: Sequence[Cell], names: Sequence[str]) -> list[Cell]:
 def _model_steps(plan: Protocol, cells: Sequence[Cell], plane_too: bool) -> int:
     total = 0
     for cell in cells:
-        steps = cell.config.steps or 0
+        steps = cell.config.steps
         rates = len(plan.grids[cell.config.optimizer]) * len(plan.tuning_seeds)
         total += steps * len(cell.arms) * (2 * plan.seeds + rates)
-    steps = _plane_cell(plan).config.steps or 0
+    steps = _plane_cell(plan).config.steps
     return total + plane_too * steps * len(plan.plane_powers) ** 2 * plan.plane_seeds
 
 

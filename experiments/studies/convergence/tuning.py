@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.analysis import comparison
+from experiments.arms import make_arm
 from experiments.studies.convergence.cells import (
-    ARMS,
     Cell,
-    CellArm,
     CellRuns,
     LaneKey,
+    MakeArm,
     Watch,
     ignore,
     run_cell,
@@ -57,7 +57,7 @@ def tune(
     *,
     seeds: Sequence[int] = TUNING_SEEDS,
     grid: range | None = None,
-    arms: dict[str, CellArm] = ARMS,
+    arms: MakeArm = make_arm,
     watch: Watch = ignore,
 ) -> Tuning:
     """Run the grid of a cell, extending it until every arm's best rate is interior.
