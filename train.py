@@ -2,86 +2,57 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from experiments.commands import startup
-from experiments.commands.flags import Parsed, disk_error, fail, help_text, parse, typed
-from experiments.config import ProcessOptions, RecordOptions, TrainConfig, check_process, resolve
+if TYPE_CHECKING:
+    from experiments.commands.flags import Parsed
 
-COMMAND = "train.py"
-ABOUT = """\
-Trains a small transformer on a toy task, once for each score rule (arm) and seed: same initial
-weights, same batches, one number changed. Writes one row a step and lane to a run folder."""
+# Imports are late: Ctrl-C during them is one line too, and whoever asks for --help needs no JAX.
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command line; returns the exit status."""
-    settings = (TrainConfig, RecordOptions, ProcessOptions)
-    try:
-        parsed = parse(argv, *settings)
-        if parsed is None:
-            from experiments import tasks
+    from experiments.commands import command, train
 
-            notes = {"tasks": ", ".join(tasks.TASKS)}
-            print(help_text("python train.py", ABOUT, notes, *settings))
-            return 0
-        config, options = parsed.pick(TrainConfig), parsed.pick(RecordOptions)
-        if not options.resume:  # otherwise much of it is the stored run's
-            config = resolve(config)
-        process = check_process(parsed.pick(ProcessOptions))
-    except ValueError as error:
-        fail(COMMAND, error)
-    cache = process.compilation_cache
-    if cache != "off":
-        startup.use_compilation_cache(Path(cache) if cache else startup.default_cache())
-    flags = typed(argv, "scale", "out", "resume", "overwrite", "process_id")
-    if not process.distributed:
-        return lead(parsed, config, flags)
-
-    from experiments.engine import processes
-
-    try:
-        processes.start(process.coordinator_address, process.num_processes, process.process_id)
-    except ValueError as error:
-        fail(COMMAND, error)
-    try:
-        if not processes.leading():
-            from experiments.runs import run
-
-            return run.follow()
-        with processes.Followers() as followers:
-            return lead(parsed, config, flags, followers)
-    except processes.ProcessLost as error:
-        print(f"{COMMAND}: {error}", file=sys.stderr, flush=True)
-        os._exit(1)  # to leave in good order would be to wait for the one that is gone
+    return command.run(train.command(run), argv)
 
 
-def lead(parsed: Parsed, config: TrainConfig, flags: str, followers=None) -> int:
-    """Record the run; returns the exit status."""
-    from experiments.commands import console
-    from experiments.runs import run
+def run(parsed: Parsed) -> int:
+    """Flags, RunConfig, record, report; returns the exit status."""
+    from experiments import config as settings
+    from experiments.commands import console, startup, train
+    from experiments.runs.folder import disk_errors_named
 
-    options = parsed.pick(RecordOptions)
-    try:
-        if options.resume:
-            config = resolve(console.resumed_config(parsed, options))
-        run.prepare(config)
-    except (ValueError, console.RunFolderError) as error:
-        fail(COMMAND, error)
-    try:
-        return console.run(config, options, flags, followers)
-    except console.RunFolderError as error:
-        fail(COMMAND, error)
-    except OSError as error:
-        fail(COMMAND, disk_error(error), status=1)
+    options = parsed.pick(settings.RecordOptions)
+    process = settings.check_process(parsed.pick(settings.ProcessOptions))
+    config = None if options.resume else settings.resolve(parsed.pick(settings.TrainConfig))
+    startup.use_compilation_cache(process.compilation_cache)
+    with train.leading(process) as followers:  # the other processes end here
+        from experiments.analysis.report import write_results
+        from experiments.runs.record import record
+
+        config = config or train.resumed_config(parsed, options)
+        with train.in_folder(config, options) as kept, train.RunProgress(config, kept) as progress:
+            recorded = record(
+                config,
+                kept,
+                watch=progress.update,
+                begin=progress.begin,
+                say=console.say,
+                followers=followers,
+            )
+        if recorded.stopped_by is not None:
+            return train.stopped(recorded, kept.out)
+        with console.ERRORS.status("summary and figures"), disk_errors_named(kept.out):
+            summary = write_results(kept.out, figures=options.figures, say=console.say)
+        return train.conclude(recorded, summary, kept.out)
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv))
     except KeyboardInterrupt:  # before the first step, or a second one
-        fail(COMMAND, "interrupted", status=128 + signal.SIGINT)
+        print("train.py: interrupted", file=sys.stderr)
+        sys.exit(130)

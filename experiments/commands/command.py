@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import signal
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from experiments.commands import console
-from experiments.commands.flags import Parsed, flags_help, parse
+from experiments.commands.flags import Parsed, definitions, flags_help, parse
 from experiments.config import PATH
 from experiments.runs.folder import RunFolderError
 
 DISK_ERROR = 1  # exit status
-INTERRUPTED = 128 + signal.SIGINT
 
 
 class Command(NamedTuple):
@@ -23,12 +21,12 @@ class Command(NamedTuple):
     name: str  # first in its errors
     typed: str  # how it is called
     words: str  # behind that, but for flags: "RUN_A RUN_B", "RUN [RUN ...]" or ""
-    about: str  # one line
-    more: str  # what --help says besides
+    about: str  # paragraphs
     options: tuple[type, ...]  # dataclasses of settings, which become flags
     run: Callable[[Parsed], int]  # returns the exit status
-    groups: Mapping[str, Sequence[str]] = {}  # heading in --help to flags
-    notes: Callable[[], Mapping[str, str]] = dict  # what stands for {NAME} in their descriptions
+    groups: Mapping[str, Sequence[str]] = {}  # of --help: heading to flags
+    notes: Mapping[str, str] = {}  # what stands for {NAME} in the flags' descriptions
+    lists: Callable[[], Mapping[str, Mapping[str, str]]] = dict  # heading to terms to texts
     examples: Sequence[str] = ()
 
 
@@ -46,8 +44,6 @@ def run(command: Command, argv: Sequence[str]) -> int:
         return console.fail(command.name, error)
     except OSError as error:
         return console.fail(command.name, disk_error(error), DISK_ERROR)
-    except KeyboardInterrupt:  # before the first step, or a second one
-        return console.fail(command.name, "interrupted", INTERRUPTED)
 
 
 def folders(parsed: Parsed) -> list[Path]:
@@ -69,26 +65,27 @@ def disk_error(error: OSError) -> str:
 
 def help_page(command: Command, width: int) -> str:
     """What --help prints."""
-    paragraphs = [command.about, *command.more.split("\n\n")]
-    parts = [
-        f"usage: {' '.join(filter(None, [command.typed, command.words, '[--flag=value ...]']))}",
-        *(textwrap.fill(paragraph, width) for paragraph in paragraphs if paragraph),
-        flags_help(command.options, command.groups, command.notes(), width),
-    ]
-    if command.examples:
-        parts.append("\n".join(["Examples:", *(f"  {example}" for example in command.examples)]))
-    return "\n\n".join(parts)
+    usage = f"usage: {command.typed} {command.words} [--flag=value ...]"
+    return "\n\n".join(
+        [
+            " ".join(usage.split()),
+            *(textwrap.fill(part, width) for part in command.about.split("\n\n")),
+            flags_help(command.options, command.groups, command.notes, width),
+            *(
+                f"{heading}\n{definitions(terms, width)}"
+                for heading, terms in command.lists().items()
+            ),
+            *(["\n  ".join(["Examples", *command.examples])] if command.examples else []),
+        ]
+    )
 
 
 def _check_words(command: Command, words: Sequence[str]) -> None:
-    wanted = command.words.replace("[", "").split()
     least = len(command.words.partition("[")[0].split())
-    if len(words) < least or (len(words) > least and "..." not in command.words):
-        if not wanted:
-            switches = ("true", "false", "yes", "no", "0", "1")
-            hint = "; a switch is --flag, --noflag or --flag=false"
-            raise ValueError(
-                f"stray word {words[0]!r}: flags are written --name=value"
-                + hint * (words[0].lower() in switches)
-            )
+    if len(words) == least or (len(words) > least and "..." in command.words):
+        return
+    if command.words:
         raise ValueError(f"give {command.words}: {command.typed} {command.words}")
+    switches = ("true", "false", "yes", "no", "0", "1")
+    hint = "; a switch is --flag, --noflag or --flag=false" * (words[0].lower() in switches)
+    raise ValueError(f"stray word {words[0]!r}: flags are written --name=value{hint}")

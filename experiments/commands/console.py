@@ -12,6 +12,7 @@ import io
 import os
 import shutil
 import sys
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -40,7 +41,7 @@ class _Stream:
                 self.__getattr__("write")(text)
                 self.__getattr__("flush")()
             except (OSError, ValueError):
-                with open(os.devnull, "w") as nowhere:
+                with Path(os.devnull).open("w") as nowhere:
                     os.dup2(nowhere.fileno(), self.fileno())
         return len(text)
 
@@ -71,7 +72,7 @@ def settle() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (to the end of the process)
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 (it stays)
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 

@@ -49,7 +49,8 @@ class Parsed(NamedTuple):
 
     values: dict[str, Any]  # flag to value, defaults included
     given: frozenset[str]  # the flags that were typed
-    words: tuple[str, ...] = ()  # those that are no flags
+    words: tuple[str, ...]  # those that are no flags
+    typed: tuple[str, ...]  # all of it, as it was
 
     def pick(self, settings: type) -> Any:
         """The values that belong to one dataclass of settings, as that dataclass.
@@ -77,7 +78,9 @@ def parse(argv: Sequence[str], *settings: type) -> Parsed | None:
     try:
         words = tuple(defined(list(argv))[1:])
     except flags.UnrecognizedFlagError as error:
-        raise ValueError(f"unknown flag --{error.flagname}{_meant(error.flagname, fields)}") from None
+        raise ValueError(
+            f"unknown flag --{error.flagname}{_meant(error.flagname, fields)}"
+        ) from None
     except flags.IllegalFlagValueError as error:  # of a switch: the others are text to absl
         raise ValueError(f"{str(error).split(': (')[0]}, must be true or false") from None
     except flags.Error as error:
@@ -91,7 +94,7 @@ def parse(argv: Sequence[str], *settings: type) -> Parsed | None:
         name: _value(field, defined[name].value) if name in given else field.default
         for name, field in fields.items()
     }
-    return Parsed(values, given, words)
+    return Parsed(values, given, words, tuple(argv[1:]))
 
 
 def _meant(name: str, fields: Mapping[str, Any]) -> str:
@@ -118,41 +121,45 @@ def _value(field: dataclasses.Field, text: Any) -> Any:
 
 
 def flags_help(
-    settings: Sequence[type], groups: Mapping[str, Sequence[str]], notes: Mapping[str, str], width: int
+    settings: Sequence[type],
+    groups: Mapping[str, Sequence[str]],
+    notes: Mapping[str, str],
+    width: int,
 ) -> str:
     """What --help says of each flag: a line or two, and its default.
 
     Args:
       settings: the dataclasses.
-      groups: heading to the names below it; flags that no group has stand first.
+      groups: heading to the flags below it; without any, all stand below one.
       notes: what stands for {NAME} in a description.
       width: columns.
     """
-    fields = {field.name: field for cls in settings for field in dataclasses.fields(cls)}
-    grouped = {name for names in groups.values() for name in names}
-    entries = {name: _entry(field, notes) for name, field in fields.items()}
+    fields = [field for cls in settings for field in dataclasses.fields(cls)]
+    entries = {field.name: _entry(field, notes) for field in fields}
     entries["flagfile"] = ("--flagfile", "a file of flags, one a line")
-    parts = []
-    for heading, names in {"": [n for n in entries if n not in grouped], **groups}.items():
-        table = definitions([entries[name] for name in names], width)
-        parts.append(f"{heading}\n{table}" if heading else table)
-    return "\n\n".join(part for part in parts if part)
+    column = max(len(flag) for flag, _ in entries.values())
+    return "\n\n".join(
+        f"{heading}\n{definitions(dict(entries[name] for name in names), width, column)}"
+        for heading, names in (groups or {"Flags": tuple(entries)}).items()
+    )
 
 
 def _entry(field: dataclasses.Field, notes: Mapping[str, str]) -> tuple[str, str]:
+    """A flag as it is typed, and what it is."""
     switch = "[no]" * (field.metadata["kind"] is SWITCH)
-    default = field.default
-    text = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
-    text = field.metadata["default"] or (text.lower() if isinstance(default, bool) else text)
+    default = field.metadata["default"]
+    if default is None:
+        values = field.default if isinstance(field.default, tuple) else (field.default,)
+        default = ",".join(map(str, values)).lower()
     description = field.metadata["help"].format_map(notes)
-    return f"--{switch}{field.name}", f"{description} (default: {text})"
+    return f"--{switch}{field.name}", f"{description} (default: {default})"
 
 
-def definitions(entries: Sequence[tuple[str, str]], width: int) -> str:
-    """Terms and their texts in two columns."""
-    column = max((len(term) for term, _ in entries), default=0) + 2
+def definitions(entries: Mapping[str, str], width: int, column: int = 0) -> str:
+    """Terms and their texts, in two columns of which the first is `column` wide or more."""
+    column = max(column, *map(len, entries)) + 4
     lines = []
-    for term, text in entries:
-        first, *rest = textwrap.wrap(text, width - column - 2) or [""]
-        lines += [f"  {term:<{column}}{first}", *(" " * (column + 2) + line for line in rest)]
+    for term, text in entries.items():
+        first, *rest = textwrap.wrap(text, width - column)
+        lines += [f"  {term:<{column - 2}}{first}", *(" " * column + line for line in rest)]
     return "\n".join(lines)
