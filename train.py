@@ -34,7 +34,7 @@ def run(parsed: Parsed) -> int:
         from experiments.runs.record import record
 
         config = config or train.resumed_config(parsed, options)
-        with train.in_folder(config, options) as kept, train.RunProgress(config, kept) as progress:
+        with train.prepared(config, options) as kept, train.RunProgress(config, kept) as progress:
             recorded = record(
                 config,
                 kept,

@@ -56,6 +56,23 @@ def use_compilation_cache(
             sys.modules["jax"].config.update(name.lower(), value)
 
 
+def check_machine(start: Callable[[], object]) -> None:
+    """Start JAX's devices by `start`, before anything is made for a run.
+
+    Raises:
+      ValueError: there are none such, or they can't serve; one line.
+    """
+    from experiments.engine.devices import thread_pool_size
+
+    try:
+        start()
+    except (RuntimeError, AssertionError) as error:  # JAX's, for a platform that is not here
+        reason = str(error) or "this machine has no such device"
+        platforms = os.environ.get("JAX_PLATFORMS", "")
+        raise ValueError(f"JAX_PLATFORMS: {platforms!r}: {reason}") from None
+    thread_pool_size()
+
+
 def default_cache() -> Path:
     """The user's own cache folder for compiled programs; RuntimeError if there is no home."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

@@ -61,6 +61,7 @@ def run_studies(name: str, parsed: Parsed) -> int:
     startup.use_compilation_cache()
     import jax
 
+    startup.check_machine(jax.devices)
     jax.config.update("jax_default_matmul_precision", "highest")
     typed = shlex.join(["python", "-m", "experiments", name, *parsed.typed])
     for study in STUDIES if name == ALL else [name]:

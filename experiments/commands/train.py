@@ -24,7 +24,7 @@ from rich.progress import (
 )
 
 from experiments import tasks
-from experiments.commands import console
+from experiments.commands import console, startup
 from experiments.commands.command import Command
 from experiments.commands.flags import Parsed
 from experiments.config import (
@@ -116,8 +116,17 @@ def resumed_config(parsed: Parsed, options: RecordOptions) -> RunConfig:
 
 
 @contextlib.contextmanager
-def in_folder(config: RunConfig, options: RecordOptions) -> Generator[RecordOptions]:
-    """The options with a folder: where none was given, a new one, which goes if it stays empty."""
+def prepared(config: RunConfig, options: RecordOptions) -> Generator[RecordOptions]:
+    """Check the machine, and give the options a folder: a new one, which goes if it stays empty.
+
+    Raises:
+      ValueError: this machine's devices can't serve.
+      RunFolderError: no folder can be made.
+    """
+    from experiments.engine.devices import start_places
+
+    lanes, shards, attention = len(config.lane_names()), config.batch_shards, config.attention
+    startup.check_machine(lambda: start_places(lanes, shards, attention=attention))
     if options.out is not None:
         yield options
         return
