@@ -39,7 +39,7 @@ import jax
 import numpy as np
 
 _MANIFEST, _ARRAYS, _ORBAX = "manifest.json", "arrays.npz", "arrays"
-_FILE = re.compile(r"arrays\.npz|arrays(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){1,9}")
+_FILES = {1: r"arrays(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){1,9}", 2: r"arrays\.npz"}  # by format
 _WRITTEN = {_MANIFEST: stat.S_IFREG, _ARRAYS: stat.S_IFREG}
 _WRITTEN |= {_ORBAX: stat.S_IFDIR, "probe": stat.S_IFREG}  # by format 1
 _STEP, _TEMPORARY, _BAD = (
@@ -47,7 +47,7 @@ _STEP, _TEMPORARY, _BAD = (
 )
 # A read that fails in one of these ways says that the checkpoint is bad. Others (permission, too
 # many open files) say nothing about it, and must not get a good one renamed away.
-_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
+_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.EINVAL}
 _said: set[str] = set()  # Lines of housekeeping: once in a process is enough.
 
 Identity = Mapping[str, str] | None
@@ -83,8 +83,7 @@ def save(
       state: pytree of NumPy or JAX arrays (numbers or booleans).
       keep: at least 1.
       identity: digests by name that bind the step to its run; see `verify`.
-      warn: called with one line for each bad step that was renamed away, and once for each thing
-        that could not be tidied up.
+      warn: gets one line for each bad step that was renamed away, and, once, what wasn't tidied up.
 
     Raises:
       ValueError: an argument is not as above; the message names it.
@@ -109,17 +108,20 @@ def save(
     temporary.mkdir()
     try:
         _write(temporary, step, arrays, dict(identity or {}))
-        _flush_names(temporary, warn)
+        with _housekeeping(directory, "a folder's names were not synced to the disk", warn):
+            _sync(temporary)
         temporary.rename(final)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(temporary)  # A full disk alone would not say which.
         raise
-    _flush_names(directory, warn)
-    older = [other for other in committed_steps(directory) if other < step]
-    for other in older[::-1][keep - 1 :]:
-        _delete(directory / str(other), warn)
+    with _housekeeping(directory, "a folder's names were not synced to the disk", warn):
+        _sync(directory)
+    with _housekeeping(directory, "older steps were not deleted", warn):
+        older = [other for other in committed_steps(directory) if other < step]
+        for other in older[::-1][keep - 1 :]:
+            _delete(directory / str(other), warn)
     return final
 
 
@@ -149,7 +151,8 @@ def verify(path: Path, *, identity: Identity = None) -> dict[str, Any]:
         with _opened(path, name) as file:
             size = os.fstat(file.fileno()).st_size
             # Size first: a file that was made longer can take for ever to hash.
-            if manifest["sizes"].get(name, size) != size or digest != _sha256(file):
+            same_size = size == manifest["sizes"].get(name, size)
+            if not same_size or hashlib.file_digest(file, "sha256").hexdigest() != digest:
                 raise ValueError(f"{size} bytes")
     return manifest
 
@@ -246,16 +249,6 @@ def _delete(path: Path, warn: Warn) -> None:
         shutil.rmtree(path.rename(_free(path, "tmp")) if _STEP.fullmatch(path.name) else path)
 
 
-def _flush_names(folder: Path, warn: Warn) -> None:
-    """Waits until the names in a folder are on the disk; not every file system can."""
-    with _housekeeping(folder.parent, "a folder was not synced to the disk", warn):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 @contextlib.contextmanager
 def _housekeeping(directory: Path, what: str, warn: Warn) -> Generator[None]:
     """What fails in here costs one line, never a run."""
@@ -300,12 +293,12 @@ class _Hashing(io.RawIOBase):
         return self.file.write(data)
 
 
-def _write(folder: Path, step: int, arrays: dict[str, np.ndarray], identity: dict[str, str]):
+def _write(
+    folder: Path, step: int, arrays: dict[str, np.ndarray], identity: dict[str, str]
+) -> None:
     with (folder / _ARRAYS).open("xb") as file:
         stream = _Hashing(file)
         np.savez(stream, *(a.view(_stored(a.dtype)) for a in arrays.values()), allow_pickle=False)
-        file.flush()
-        os.fsync(file.fileno())
         size = file.tell()
     manifest = {
         "format": 2,
@@ -315,10 +308,18 @@ def _write(folder: Path, step: int, arrays: dict[str, np.ndarray], identity: dic
         "sizes": {_ARRAYS: size},
         "files": {_ARRAYS: stream.sha256.hexdigest()},
     }
-    with (folder / _MANIFEST).open("xb") as file:
-        file.write(_signed(manifest))
-        file.flush()
-        os.fsync(file.fileno())
+    (folder / _MANIFEST).write_bytes(_signed(manifest))
+    for name in (_ARRAYS, _MANIFEST):
+        _sync(folder / name)
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file's bytes, or a folder's names, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _signed(manifest: dict[str, Any]) -> bytes:
@@ -327,17 +328,13 @@ def _signed(manifest: dict[str, Any]) -> bytes:
     return (json.dumps({"sha256": digest, **manifest}, indent=1) + "\n").encode()
 
 
-def _sha256(file: BinaryIO) -> str:
-    return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 @contextlib.contextmanager
-def _opened(path: Path, name: str) -> Generator[BinaryIO]:
+def _opened(path: Path, name: str) -> Generator[io.BufferedReader]:
     """A plain file of the step at `path`; what is wrong with it, or in it, is CorruptCheckpoint."""
     file = path / name
     try:
-        here = os.path.join(os.path.realpath(path.parent), path.name, name)
-        if not stat.S_ISREG(file.lstat().st_mode) or os.path.realpath(file) != here:
+        here = Path(os.path.realpath(path.parent), path.name, name)
+        if not stat.S_ISREG(file.lstat().st_mode) or Path(os.path.realpath(file)) != here:
             raise ValueError("no plain file")  # A pipe may never end, a link leads elsewhere.
         with file.open("rb") as opened:
             yield opened
@@ -352,23 +349,24 @@ def _opened(path: Path, name: str) -> Generator[BinaryIO]:
 def _read_manifest(path: Path) -> dict[str, Any]:
     """The manifest, leaves spelled as `float32[2, 3]`, with what those of format 1 don't have."""
     with _opened(path, _MANIFEST) as file:
-        raw = file.read(2**26)
-        manifest = dict(json.loads(raw))
-        del manifest["sha256"]
-        if raw != _signed(manifest):
+        raw = file.read(2**24)
+        signed = dict(json.loads(raw))
+        del signed["sha256"]
+        if raw != _signed(signed):
             raise ValueError("another SHA-256")
-        manifest = {"format": 1, "identity": {}, "sizes": {}} | manifest
-        if known := manifest["format"] in (1, 2):
+        manifest: dict[str, Any] = {"format": 1, "identity": {}, "sizes": {}} | signed
+        if known := manifest["format"] in _FILES:
             if str(manifest["step"]) != path.name:
                 raise ValueError(f"holds step {manifest['step']}")
             for key in ("identity", "sizes", "files", "leaves"):
                 manifest[key] = dict(manifest[key])
-            if not all(map(_FILE.fullmatch, manifest["files"])):
-                raise ValueError("names files of others")
+            own = re.compile(_FILES[manifest["format"]]).fullmatch
+            if not manifest["files"] or not all(map(own, manifest["files"])):
+                raise ValueError("names other files than its own")
             leaves = manifest["leaves"].items()
             manifest["leaves"] = {leaf: "{dtype}{shape}".format(**of) for leaf, of in leaves}
     if not known:
-        raise ValueError(f"{path} has format {manifest['format']!r}, this version reads 1 and 2")
+        raise ValueError(f"{path} has format {manifest['format']!r}, not one of {[*_FILES]}")
     return manifest
 
 
