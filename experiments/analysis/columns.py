@@ -1,0 +1,222 @@
+"""The rows of a .jsonl file as NumPy columns, without a Python object for each number.
+
+Rows of one run are alike: without its numbers a line is the same text as many others, its
+skeleton. So a block of lines is taken apart. Of each skeleton JSON reads one line; the numbers are
+read all at once, by SciPy's reader of Matrix Market files, which is a list of numbers and six times
+as fast as any other reader here. A block that can't be read like that is read by JSON line by line,
+which also tells which line is damaged.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import io as scipy_io
+
+from experiments.metrics import by_head
+from experiments.runs.folder import RunFolderError
+
+Columns = dict[str, NDArray[Any]]
+
+WHOLE = ("step", "seed")  # columns of whole numbers; others are float64, or objects where text
+_BLOCK = 2**22  # bytes
+_OTHER_COLUMNS = "damaged, other columns than the rows before it"
+_OF_NUMBERS = b"0123456789+-.e"
+_BESIDE_NUMBERS = bytes(set(range(256)) - set(_OF_NUMBERS + b",\n"))
+_COMMA_ENDS = bytes.maketrans(b",", b"\n")
+_LARGEST_WHOLE = 2.0**53  # that float64 tells from its neighbours
+_NO_ROW = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+
+
+def read_columns(path: Path) -> Columns:
+    """The rows of a .jsonl file, column by column; a half-written last line is left out.
+
+    A statistic of every head becomes a column of each: `entropy_layer0_head1`, and so on. Numbers
+    that are null become NaN.
+
+    Raises:
+      RunFolderError: the file can't be read, or has a line that is no row, or none like those
+        before it; names the line.
+    """
+    columns: Columns = {}
+    done = room = 0
+    if path.exists() and not path.is_file():
+        raise RunFolderError(f"{path} can't be read: it is not a file")
+    try:
+        for block, left in _blocks(path):
+            part = _alike(block)
+            if part is None:
+                part = _one_by_one(block, path, done)
+            if columns and part.keys() != columns.keys():
+                raise RunFolderError(f"{path}, line {done + 1}: {_OTHER_COLUMNS}")
+            rows = len(part["step"])
+            if done + rows > room:  # what is never written to takes no memory
+                room = done + rows + int(1.1 * rows * max(left, 0) / len(block))
+                columns = {n: _resized(columns.get(n, v)[:done], room) for n, v in part.items()}
+            for name, values in part.items():
+                columns[name][done : done + rows] = values
+            done += rows
+    except OSError as error:
+        raise RunFolderError(f"{path} can't be read: {error.strerror or error}") from None
+    return {name: column[:done] for name, column in columns.items()} or {"step": np.zeros(0, int)}
+
+
+def _resized(values: NDArray[Any], size: int) -> NDArray[Any]:
+    larger = np.empty(size, values.dtype)
+    larger[: len(values)] = values
+    return larger
+
+
+def _blocks(path: Path) -> Iterator[tuple[bytes, int]]:
+    """The whole lines of a file, some megabytes at a time, and how many bytes come after them."""
+    half = b""
+    with path.open("rb") as file:
+        left = os.fstat(file.fileno()).st_size
+        while read := file.read(_BLOCK):
+            left -= len(read)
+            end = read.rfind(b"\n") + 1
+            if end:
+                yield half + read[:end], left
+                half = b""
+            half += read[end:]
+
+
+def _alike(block: bytes) -> Columns | None:
+    """The columns of lines that are alike; None if they aren't, or one is damaged."""
+    skeletons, numbers = _take_apart(block)
+    if not _are_numbers(numbers):
+        return None
+    first = dict(zip(reversed(skeletons), range(len(skeletons) - 1, -1, -1), strict=True))
+    starts = np.flatnonzero(np.frombuffer(b"\n" + block, np.uint8) == ord("\n"))
+    try:
+        rows = [flat(json.loads(block[starts[i] : starts[i + 1]])) for i in first.values()]
+        texts = [[(name, isinstance(value, str)) for name, value in row.items()] for row in rows]
+        if any(one != texts[0] for one in texts):
+            return None
+        names = [name for name, is_text in texts[0] if not is_text]
+        columns = dict(zip(names, _parse(numbers, len(names), len(skeletons)), strict=True))
+        columns |= {name: _whole(columns[name]) for name in WHOLE if name in columns}
+    except _NO_ROW:
+        return None
+    number = {skeleton: i for i, skeleton in enumerate(first)}
+    kind = [number[skeleton] for skeleton in skeletons]
+    return {
+        name: np.array([row[name] for row in rows], object)[kind] if is_text else columns[name]
+        for name, is_text in texts[0]
+    }
+
+
+def flat(row: dict[str, Any]) -> dict[str, float | str]:
+    """A row with a value for each column.
+
+    Raises:
+      ValueError, TypeError, KeyError, AttributeError: it is no row.
+    """
+    values: dict[str, Any] = {}
+    for name, value in row.items():
+        if name.endswith(by_head("")):
+            for layer, heads in enumerate(value):
+                for head, of_head in enumerate(heads):
+                    values[f"{name.removesuffix(by_head(''))}_layer{layer}_head{head}"] = of_head
+        else:
+            values[name] = value
+    if any(type(values[name]) is not int for name in WHOLE if name in row) or "step" not in row:
+        raise ValueError("a step is a whole number")
+    return {name: _value(value) for name, value in values.items()}
+
+
+def _value(value: Any) -> float | str:
+    if isinstance(value, str):
+        return value
+    if value is not None and type(value) not in (int, float):
+        raise ValueError("neither text nor a number")
+    return np.nan if value is None else float(value)
+
+
+def _take_apart(block: bytes) -> tuple[list[bytes], bytes]:
+    """Each line without its numbers, and all the numbers, a line each; some lines are blank."""
+    text = np.frombuffer(block, np.uint8)
+    # Characters of strings get the highest bit, so that no character of a number is among them.
+    marked = (text | _inside_strings(text) << np.uint8(7)).tobytes()
+    if b"null" in marked:
+        marked = marked.replace(b"null", b"1e999")  # which is infinite
+    skeletons = marked.translate(None, delete=_OF_NUMBERS)
+    return skeletons.split(b"\n")[:-1], marked.translate(_COMMA_ENDS, delete=_BESIDE_NUMBERS)
+
+
+def _inside_strings(text_B: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """[B]: 1 where a character is within quotes: the parity of the quotes up to it.
+
+    Parities of 64 characters at a time, as bits of a word (Langdale & Lemire 2019, simdjson,
+    arxiv.org/abs/1902.08318).
+    """
+    quotes = np.packbits(text_B == ord('"'), bitorder="little")
+    words = np.zeros(-(-quotes.size // 8), "<u8")
+    words.view(np.uint8)[: quotes.size] = quotes
+    for shift in (1, 2, 4, 8, 16, 32):
+        words ^= words << np.uint64(shift)
+    odd = np.bitwise_xor.accumulate(words >> np.uint64(63))
+    words[1:] ^= -odd[:-1]  # all ones where an odd number came before
+    return np.unpackbits(words.view(np.uint8), count=text_B.size, bitorder="little")
+
+
+def _table(apart: dict[str, str], beside: dict[str, str]) -> NDArray[np.bool_]:
+    allowed = np.zeros((2, 256, 256), np.bool_)
+    for table, pairs in zip(allowed, (apart, beside), strict=True):
+        for before, after in pairs.items():
+            table[ord(before), list(after.encode())] = True
+    return allowed.ravel()
+
+
+# What may come after a line's beginning, a minus, a point, an e and its sign ("+" stands for both):
+# with digits between the two, and beside each other.
+_ALLOWED = _table(
+    {"\n": "\n.e", "-": "\n.e", ".": "\ne", "e": "\n", "+": "\n"}, {"\n": "\n-", "e": "+"}
+)
+_NO_DIGIT = bytes(chr(c) not in "0123456789" for c in range(256))
+
+
+def _are_numbers(lines: bytes) -> bool:
+    """Whether each line is blank or a number; the reader would not mind what comes after one."""
+    lines = b"\n" + lines
+    marks = np.flatnonzero(np.frombuffer(lines.translate(_NO_DIGIT), np.bool_))
+    kind = np.frombuffer(lines, np.uint8)[marks].astype(np.int32)
+    kind[1:][(kind[:-1] == ord("e")) & (kind[1:] == ord("-"))] = ord("+")
+    beside = np.diff(marks) == 1
+    return bool(_ALLOWED.take((beside * 256 + kind[:-1]) * 256 + kind[1:]).all())
+
+
+def _parse(lines: bytes, columns: int, rows: int) -> NDArray[np.float64]:
+    """[columns, rows] of the numbers, row by row in the text; what is too large is NaN."""
+    head = f"%%MatrixMarket matrix array real general\n{columns} {rows}\n"
+    values = np.asarray(scipy_io.mmread(io.BytesIO(head.encode() + lines)))
+    values[np.isinf(values)] = np.nan
+    return values
+
+
+def _whole(values: NDArray[np.float64]) -> NDArray[np.int_]:
+    if not np.all((values == np.floor(values)) & (np.abs(values) < _LARGEST_WHOLE)):
+        raise ValueError("not whole numbers")
+    return values.astype(int)
+
+
+def _one_by_one(block: bytes, path: Path, done: int) -> Columns:
+    """The columns of lines of whatever form, of which `done` came before."""
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(block.split(b"\n")[:-1], start=done + 1):
+        try:
+            rows.append(flat(json.loads(line)))
+        except _NO_ROW:
+            raise RunFolderError(f"{path}, line {number}: damaged, not a row of JSON") from None
+        if rows[-1].keys() != rows[0].keys():
+            raise RunFolderError(f"{path}, line {number}: {_OTHER_COLUMNS}")
+    kinds = {name: object if isinstance(value, str) else float for name, value in rows[0].items()}
+    kinds |= {name: int for name in WHOLE if name in kinds}
+    return {name: np.array([row[name] for row in rows], kind) for name, kind in kinds.items()}
