@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.commands import console
-from experiments.commands.flags import Parsed, definitions, flags_help, parse
+from experiments.commands.flags import Parsed, definitions, flags_help, from_text, parse
 from experiments.config import PATH
 from experiments.runs.folder import RunFolderError
 
@@ -50,12 +50,9 @@ def folders(parsed: Parsed) -> list[Path]:
     """The words as paths of run folders.
 
     Raises:
-      ValueError: one of them can't be a path.
+      ValueError: one of them can't be one.
     """
-    try:
-        return [PATH.from_text(word) for word in parsed.words]
-    except ValueError:
-        raise ValueError(f"RUN: {parsed.words}, each must be {PATH.what}") from None
+    return [from_text("RUN", PATH, word) for word in parsed.words]
 
 
 def disk_error(error: OSError) -> str:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from attention.names import nearest
-from experiments.config import SWITCH, normalised
+from experiments.config import SWITCH, Kind, normalised
 
 # What other projects call a flag.
 ALSO_CALLED = {
@@ -89,12 +89,12 @@ def parse(argv: Sequence[str], *settings: type) -> Parsed | None:
         raise ValueError("flagfile: holds something else than flags, one a line") from None
     if defined["help"].value:
         return None
-    given = frozenset(name for name in fields if defined[name].present)
-    values = {
-        name: _value(field, defined[name].value) if name in given else field.default
-        for name, field in fields.items()
-    }
-    return Parsed(values, given, words, tuple(argv[1:]))
+    given = [name for name in fields if defined[name].present]
+    values = {name: field.default for name, field in fields.items()}
+    for name in given:
+        kind, value = fields[name].metadata["kind"], defined[name].value
+        values[name] = value if kind is SWITCH else from_text(name, kind, value)
+    return Parsed(values, frozenset(given), words, tuple(argv[1:]))
 
 
 def _meant(name: str, fields: Mapping[str, Any]) -> str:
@@ -104,17 +104,18 @@ def _meant(name: str, fields: Mapping[str, Any]) -> str:
     return found.replace(": ", ": --")
 
 
-def _value(field: dataclasses.Field, text: Any) -> Any:
-    """What was typed as a value of the flag's kind; ValueError names the flag."""
-    kind = field.metadata["kind"]
-    if kind is SWITCH:  # absl has read it
-        return text
+def from_text(name: str, kind: Kind, text: str) -> Any:
+    """What was typed as a value of a kind.
+
+    Raises:
+      ValueError: it is none; names what it was typed for.
+    """
     if not text.strip():
-        raise ValueError(f"{field.name}: empty, give a value")
+        raise ValueError(f"{name}: empty, give a value")
     try:
         return kind.from_text(text)
     except ValueError:
-        raise ValueError(f"{field.name}: {text!r}, must be {kind.what}") from None
+        raise ValueError(f"{name}: {text!r}, must be {kind.what}") from None
 
 
 # --help ---------------------------------------------------------------------------------------
