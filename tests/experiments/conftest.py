@@ -1,22 +1,28 @@
 """Runs for tests: a tiny one that is trained, and folders whose rows are made up."""
 
-import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from attention.statistics import HeadStatistics
 from experiments.config import RecordOptions, TrainConfig, resolve
-from experiments.engine.lanes import Chunk, ChunkResult, lane_names
-from experiments.engine.training import Evaluation, StepMetrics
-from experiments.runs.recording import EVALUATION, METRICS, STEP_SCALARS, RowFormat
-from experiments.runs.run import record
+from experiments.metrics import (
+    HEAD_STATISTICS,
+    STEP_SCALARS,
+    Evaluation,
+    HeadStatistics,
+    StepMetrics,
+)
+from experiments.runs.folder import CONFIG, ENVIRONMENT, EVALUATION, METRICS, write_json
+from experiments.runs.rows import RowFormat
 
 
 @pytest.fixture(scope="session")
 def tiny_run(tiny, tmp_path_factory):
     """The folder of a finished tiny run; not to be changed."""
+    from experiments.runs.record import record
+
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     record(tiny, RecordOptions(folder, figures=False))
     return folder
@@ -33,49 +39,60 @@ def make_run(tmp_path):
         accuracy: Any = 0.5,
         loss: Any = 1.0,
         measures=None,
+        parameters=None,
         **settings: Any,
     ):
-        """A folder with every row and evaluation up to step `done`, which can be 0 or None: all.
+        """An unsealed folder with every row and evaluation up to step `done`: 0, or None for all.
 
         accuracy and loss are those of the held-out set, [lanes, E]; measures holds columns of the
-        metrics, [lanes, T], 1 where it says nothing. All broadcast.
+        metrics, [lanes, T], 1 where it says nothing; parameters those of an arm's own, [lanes, T]
+        for both of the two heads. All broadcast.
         """
         chosen: dict[str, Any] = {"steps": 40, "num_seeds": 3, "eval_every": 10} | settings
-        config: Any = resolve(TrainConfig(**chosen))
+        config = resolve(TrainConfig(**chosen))
         done = config.steps if done is None else done
-        names = lane_names(config)
-        rules = {rule.name: rule.multiplier for rule in config.rules()}
-        rows = RowFormat(names, [rules[lane.scale] for lane in names], config.log_every)
+        names = config.lane_names()
+        multipliers = {arm.name: arm.rule.multiplier for arm in config.arms()}
+        rows = RowFormat(names, [multipliers[lane.scale] for lane in names], config.log_every)
 
-        def column(name):
-            values = np.asarray((measures or {}).get(name, 1.0), np.float32)
-            return np.broadcast_to(values, (len(names), done))
+        def column(values: Any) -> np.ndarray:
+            return np.broadcast_to(np.asarray(values, np.float32), (len(names), done))
 
-        by_head: Any = (
-            np.broadcast_to(column(name)[..., None, None], (len(names), done, 1, 2))
-            for name in HeadStatistics._fields
+        def of_heads(values: Any) -> np.ndarray:
+            return np.broadcast_to(column(values)[..., None, None], (len(names), done, 1, 2))
+
+        said = dict.fromkeys((*STEP_SCALARS, *HEAD_STATISTICS), 1.0) | (measures or {})
+        steps = StepMetrics(
+            **{name: column(said[name]) for name in STEP_SCALARS},
+            heads=HeadStatistics(**{name: of_heads(said[name]) for name in HEAD_STATISTICS}),
+            parameters={name: of_heads(values) for name, values in (parameters or {}).items()},
         )
-        scalars: Any = {name: column(name) for name in STEP_SCALARS}
-        steps = StepMetrics(**scalars, heads=HeadStatistics(*by_head))
         evaluated = range(0, done + 1, config.eval_every)
         shape = (len(names), len(evaluated))
-        held_out: Any = np.array([np.broadcast_to(x, shape) for x in (loss, accuracy)], np.float32)
+        held_out = np.array([np.broadcast_to(x, shape) for x in (loss, accuracy)], np.float32)
+
+        def result(start: int, stop: int, evaluation: Evaluation | None) -> Any:
+            chunk = SimpleNamespace(start=start, stop=stop)
+            return SimpleNamespace(chunk=chunk, metrics=steps, evaluation=evaluation)
+
         folder = tmp_path / name
         folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(config.to_json()))
-        surroundings = {"versions": {"jax": "1.2.3"}, "platform": "cpu", "git_revision": "abc+"}
-        (folder / "environment.json").write_text(json.dumps(surroundings))
-        (folder / METRICS).write_text(
-            rows.metrics(ChunkResult(Chunk(0, done, False), steps, None, ()))
+        write_json(folder / CONFIG, config.to_json())
+        write_json(
+            folder / ENVIRONMENT,
+            {
+                "versions": {"jax": "1.2.3"},
+                "platform": "cpu",
+                "git_revision": "abc+",
+                "digests": {str(s): {"weights": f"w{s}", "data": f"d{s}"} for s in config.seeds()},
+            },
         )
-        (folder / EVALUATION).write_text(
-            "".join(
-                rows.evaluation(
-                    ChunkResult(Chunk(step, step, True), steps, Evaluation(*held_out[..., i]), ())
-                )
-                for i, step in enumerate(evaluated)
-            )
-        )
+        (folder / METRICS).write_text(rows.metrics(result(0, done, None)))
+        lines = [
+            rows.evaluation(result(step, step, Evaluation(*held_out[..., i])))
+            for i, step in enumerate(evaluated)
+        ]
+        (folder / EVALUATION).write_text("".join(lines))
         return folder
 
     return make

@@ -28,7 +28,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from experiments.analysis import comparison
+from experiments.analysis.sweeps import spikes_per_thousand
 from experiments.arms import Arm, make_arm
 from experiments.config import RunConfig, TrainConfig, resolve
 from experiments.engine import lanes, training
@@ -119,7 +119,7 @@ class CellRuns(NamedTuple):
     logit_max: NDArray[np.float32]  # [N, E]
     dead_row_fraction: NDArray[np.float32]  # [N, E]
     saturation: NDArray[np.float32]  # [N, E]
-    spikes_per_thousand: NDArray[np.float64]  # [N], see `comparison.gradient_spikes`
+    spikes_per_thousand: NDArray[np.float64]  # [N], see `spikes_per_thousand`
     diverged_at: NDArray[np.int64]  # [N]: the step, -1 if it did not
 
     def lane_keys(self) -> list[LaneKey]:
@@ -276,14 +276,14 @@ class _Kept:
     def finish(self, keys: Sequence[LaneKey]) -> CellRuns:
         self._keep_row(self._last, -1)
         columns = {name: np.stack(values, axis=1) for name, values in self._columns.items()}
-        spikes = comparison.gradient_spikes(columns.pop("grad_norm"))
+        spikes = spikes_per_thousand(columns.pop("grad_norm"))
         arm, rate, seed = zip(*keys, strict=True)
         return CellRuns(
             arm=np.array(arm),
             learning_rate=np.array(rate),
             seed=np.array(seed),
             steps=np.array(self._steps),
-            spikes_per_thousand=spikes.per_thousand,
+            spikes_per_thousand=spikes,
             diverged_at=np.array(self._diverged_at()),
             **columns,
         )

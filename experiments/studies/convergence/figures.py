@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 from numpy.typing import ArrayLike, NDArray
 
 from experiments import tasks
-from experiments.analysis import comparison
+from experiments.analysis.times import THRESHOLD, kaplan_meier
 from experiments.arms import make_arm
 from experiments.engine import training
 from experiments.engine.lanes import make_lane
@@ -22,7 +22,6 @@ from experiments.figures import attention_maps
 from experiments.figures.style import GREY, arm_colour, new_figure
 from experiments.studies.convergence.cells import ARMS, Cell, CellRuns
 from experiments.studies.convergence.outcomes import (
-    THRESHOLD,
     TIME_MARGIN,
     CellResult,
     Comparison,
@@ -100,7 +99,7 @@ def survival_figure(results: Sequence[CellResult]) -> Figure:
         budget: Any = result.cell.config.steps
         for choice, style in (("common", "-"), ("own", "--")):
             for arm, runs in choices(result).get(choice, {}).items():
-                curve = comparison.kaplan_meier(outcome(runs).times)
+                curve = kaplan_meier(outcome(runs).times)
                 ax.step(
                     np.append(curve.time, budget),
                     np.append(curve.survival, curve.survival[-1]),

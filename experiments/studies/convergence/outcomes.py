@@ -11,13 +11,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.analysis import comparison
-from experiments.analysis.comparison import CensoredTimes, Equivalence, LogRank, PairedComparison
+from experiments.analysis import paired, sweeps
+from experiments.analysis.paired import Equivalence, PairedComparison
+from experiments.analysis.times import (
+    CensoredTimes,
+    LogRank,
+    log_rank,
+    paired_times,
+    steps_to_threshold,
+)
 from experiments.studies.convergence.cells import Cell, CellRuns
 from experiments.studies.convergence.tuning import Tuning
 
-THRESHOLD = 0.9  # held-out accuracy
-CONSECUTIVE = 3  # evaluations at or above it
 ACCURACY_MARGIN = 0.01  # for equivalence of the final accuracies
 TIME_MARGIN = 0.05  # of the budget, for equivalence of the times
 
@@ -67,10 +72,10 @@ def outcome(runs: CellRuns) -> Outcome:
     counted = runs.diverged_as_untrained()
     return Outcome(
         learning_rate=float(runs.learning_rate[0]),
-        times=comparison.steps_to_accuracy(counted.steps, counted.accuracy, THRESHOLD, CONSECUTIVE),
+        times=steps_to_threshold(counted.steps, counted.accuracy),
         accuracy=counted.accuracy[:, -1].astype(np.float64),
         loss=counted.loss[:, -1].astype(np.float64),
-        loss_area=comparison.clipped_loss_area(counted.steps, counted.loss, counted.loss[:, 0]),
+        loss_area=sweeps.clipped_loss_area(counted.steps, counted.loss, counted.loss[:, 0]),
         entropy=_last_finite(runs.normalized_entropy),
         dead_rows=runs.dead_row_fraction[:, 0].astype(np.float64),
         spikes=runs.spikes_per_thousand,
@@ -95,12 +100,12 @@ def compare(results: Sequence[CellResult]) -> list[Comparison]:
                 _compare(result.cell.name, arm, choice, budget, own, reference)
                 for arm, own in outcomes.items()
             ]
-    corrected = comparison.holm([c.times.p_value for c in found])
+    corrected = paired.holm([c.times.p_value for c in found])
     return [c._replace(holm_p_value=float(p)) for c, p in zip(found, corrected, strict=True)]
 
 
 def _compare(cell: str, arm: str, choice: str, budget: int, a: Outcome, b: Outcome) -> Comparison:
-    times = comparison.paired_times(a.times, b.times, budget)
+    times = paired_times(a.times, b.times, budget)
     cut_a, cut_b = a.times.time, b.times.time  # a censored time is the budget
     return Comparison(
         cell=cell,
@@ -109,12 +114,12 @@ def _compare(cell: str, arm: str, choice: str, budget: int, a: Outcome, b: Outco
         budget=budget,
         times=times,
         holm_p_value=times.p_value,
-        log_rank=comparison.log_rank(a.times, b.times),
+        log_rank=log_rank(a.times, b.times),
         never=int(np.count_nonzero(~a.times.reached)),
         ratio=float(cut_a.mean() / cut_b.mean()),
-        times_equivalence=comparison.equivalence_test(cut_a, cut_b, TIME_MARGIN * budget),
-        accuracy=comparison.paired_comparison(a.accuracy, b.accuracy, better="higher"),
-        accuracy_equivalence=comparison.equivalence_test(a.accuracy, b.accuracy, ACCURACY_MARGIN),
+        times_equivalence=paired.equivalence_test(cut_a, cut_b, TIME_MARGIN * budget),
+        accuracy=paired.paired_comparison(a.accuracy, b.accuracy, better="higher"),
+        accuracy_equivalence=paired.equivalence_test(a.accuracy, b.accuracy, ACCURACY_MARGIN),
     )
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from experiments.analysis import comparison
-from experiments.analysis.comparison import CensoredTimes
+from experiments.analysis.paired import clip_at_worst, paired_comparison
+from experiments.analysis.sweeps import learning_rate_sensitivity
+from experiments.analysis.times import THRESHOLD, CensoredTimes, kaplan_meier
 from experiments.studies.common import Findings, Grid, number
 from experiments.studies.convergence import figures as figures
 from experiments.studies.convergence.cells import Cell
 from experiments.studies.convergence.outcomes import (
-    THRESHOLD,
     CellResult,
     Comparison,
     choices,
@@ -172,7 +172,7 @@ def _article_table(results: Sequence[CellResult]) -> Grid:
         for choice, arms in choices(result).items():
             scaled, unscaled = outcome(arms["sqrt"]), outcome(arms["none"])
             budget: Any = result.cell.config.steps
-            accuracy = comparison.paired_comparison(
+            accuracy = paired_comparison(
                 100 * scaled.accuracy, 100 * unscaled.accuracy, better="higher"
             )
             time = 100 * (scaled.times.time.mean() / unscaled.times.time.mean() - 1)
@@ -206,10 +206,10 @@ def tuning_table(tuned: Sequence[tuple[Cell, Tuning]]) -> Grid:
     """Each arm's best rate, and how much a wrong one costs (Wortsman et al. 2023)."""
     rows = []
     for cell, tuning in tuned:
-        loss = comparison.clip_at_worst(
+        loss = clip_at_worst(
             tuning.loss.mean(-1), tuning.initial_loss.mean(-1)[:, None], better="lower"
         )
-        sensitivity = comparison.learning_rate_sensitivity(loss, tuning.initial_loss.mean(-1))
+        sensitivity = learning_rate_sensitivity(loss, tuning.initial_loss.mean(-1))
         for i, arm in enumerate(tuning.arms):
             rows.append(
                 (
@@ -296,7 +296,7 @@ def _sentence(c: Comparison) -> str:
 
 
 def _median_time(times: CensoredTimes) -> str:
-    median = comparison.kaplan_meier(times).median
+    median = kaplan_meier(times).median
     return f"{median:.0f}" if np.isfinite(median) else f"> {times.time.max():.0f}"
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.analysis import comparison
+from experiments.analysis.sweeps import clipped_loss_area
 from experiments.arms import make_arm
 from experiments.studies.convergence.cells import (
     Cell,
@@ -99,7 +99,7 @@ def _tuning(
 ) -> Tuning:
     shape = (len(arms), len(rates), len(seeds))
     counted = runs.diverged_as_untrained()
-    area = comparison.clipped_loss_area(counted.steps, counted.loss, counted.loss[:, 0])
+    area = clipped_loss_area(counted.steps, counted.loss, counted.loss[:, 0])
     area = area.reshape(shape)
     place = np.argmin(area.mean(axis=-1), axis=-1)
     return Tuning(

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from experiments.runs.recording import RunFolderError
 from rich.console import Console
 
 from experiments.analysis import comparison, report
@@ -13,7 +14,6 @@ from experiments.analysis.summary import summarize, summarize_arms, train_comman
 from experiments.commands.flags import parse
 from experiments.config import TrainConfig, resolve
 from experiments.runs import recording
-from experiments.runs.recording import RunFolderError
 
 NEVER, AT_20, AT_30 = [0, 0.2, 0.5, 0.6, 0.7], [0, 0.5, 0.9, 0.8, 0.95], [0, 0.1, 0.2, 0.91, 0.92]
 
