@@ -125,7 +125,8 @@ class ArmRun(NamedTuple):
         """
         finite = np.isfinite(self.measures["loss"]) & np.isfinite(self.measures["grad_norm"])
         steps = np.concatenate([self.steps, np.maximum(self.evaluation_steps - 1, 0)])
-        lost = ~np.concatenate([finite, np.isfinite(self.loss)], axis=1)
+        evaluated = np.isfinite(self.loss) & np.isfinite(self.accuracy)
+        lost = ~np.concatenate([finite, evaluated], axis=1)
         never = np.iinfo(int).max
         first = np.min(np.where(lost, steps, never), axis=1, initial=never)
         return np.where(first == never, -1, first)
@@ -148,12 +149,16 @@ class ArmRun(NamedTuple):
         return steps_to_threshold(self.evaluation_steps, self.accuracy)
 
     def evaluated_at(self, seeds: NDArray[np.int_], steps: NDArray[np.int_]) -> ArmRun:
-        """The arm with its evaluations of these seeds and steps only."""
+        """The arm with these seeds, and its evaluations at these steps, only."""
         lanes = np.searchsorted(self.seeds, seeds)
         columns = np.searchsorted(self.evaluation_steps, steps)
         grid = np.ix_(lanes, columns)
         return self._replace(
-            seeds=seeds, evaluation_steps=steps, loss=self.loss[grid], accuracy=self.accuracy[grid]
+            seeds=seeds,
+            measures={name: values[lanes] for name, values in self.measures.items()},
+            evaluation_steps=steps,
+            loss=self.loss[grid],
+            accuracy=self.accuracy[grid],
         )
 
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 NOTHING = "–"  # where there is no number
 
-Form = Callable[[float], str]  # how a quantity is written
+Form = Callable[..., str]  # how a quantity is written; some take a sign, see `fixed`
 
 
 class Table(NamedTuple):
@@ -37,8 +37,10 @@ def number(value: SupportsFloat | None, digits: int = 3) -> str:
     """`digits` significant ones, no exponent between 1e-3 and 1e4; NOTHING for None and NaN."""
     if value is None or math.isnan(value := float(value)):
         return NOTHING
-    if value == 0 or math.isinf(value):
-        return f"{abs(value) if value == 0 else value:g}"
+    if value == 0:
+        return "0"
+    if math.isinf(value):
+        return f"{value:g}"
     exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
     if -3 <= exponent < 4:
         return f"{value:.{max(digits - 1 - exponent, 0)}f}"
@@ -59,14 +61,19 @@ def fixed(value: SupportsFloat | None, places: int, sign: str = "") -> str:
     return f"{value:{sign}z.{places}f}"
 
 
-def whole(value: SupportsFloat | None) -> str:
+def whole(value: SupportsFloat | None, sign: str = "") -> str:
     """A count, such as steps."""
-    return fixed(value, 0)
+    return fixed(value, 0, sign)
 
 
-def percent(share: SupportsFloat | None) -> str:
-    """A share of 1 in per cent, without the sign."""
-    return fixed(None if share is None else 100 * float(share), 1)
+def percent(share: SupportsFloat | None, sign: str = "") -> str:
+    """A share of 1 in per cent, without that word."""
+    return fixed(None if share is None else 100 * float(share), 1, sign)
+
+
+def nats(value: SupportsFloat | None, sign: str = "") -> str:
+    """A loss that is to be compared with others."""
+    return fixed(value, 3, sign)
 
 
 def p_value(p: float, *, exact: bool = True) -> str:

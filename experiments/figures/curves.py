@@ -1,4 +1,7 @@
-"""What runs did, step by step: loss, accuracy, entropy, gradients, logits, arm beside arm."""
+"""What runs did, step by step: loss, accuracy, entropy, gradients, logits, arm beside arm.
+
+Panels follow the one list of metrics: a new one is a line in PANELS.
+"""
 
 from __future__ import annotations
 
@@ -10,41 +13,55 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
 
-from experiments.analysis.read import Arm
+from attention.head_statistics import fields_of
+from experiments.analysis.read import MEASURES, ArmRun
+from experiments.arms import COLOURS, OTHER_COLOURS, arm_colour
 from experiments.figures import style
-from experiments.tasks import make_task
+from experiments.metrics import HEAD_STATISTICS, STEP_SCALARS, Evaluation
 
 MOST_POINTS = 240  # of a thin line; more are not visible, and make the SVG large
 MOST_BLOCKS = 120  # of a median line: each is the median over seeds and over a block of rows
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 LABEL_SIZE = 8  # points
+COLUMNS = 3
+
+UNITS = {name: how.unit for name, how in (STEP_SCALARS | HEAD_STATISTICS).items()}
+HELD_OUT = {name: how.unit for name, how in fields_of(Evaluation).items()}
 
 
 class Panel(NamedTuple):
     """One quantity against the step."""
 
-    title: str
-    unit: str  # of the vertical axis, for people
-    name: str  # a measure of the rows, or "held_out_accuracy"
+    name: str  # a measure of the rows, or a field of Evaluation
+    held_out: bool = False
     logarithmic: bool = False
     bottom: float | None = None
     top: float | None = None
 
+    @property
+    def title(self) -> str:
+        """The quantity for people."""
+        of = "held-out " if self.held_out else "training " if self.name in HELD_OUT else ""
+        return of + self.name.replace("_", " ")
 
-LOSS = Panel("Training loss", "nats per answer", "loss", bottom=0)
-ACCURACY = Panel("Held-out accuracy", "share of answers", "held_out_accuracy", bottom=0, top=1.02)
-ENTROPY = Panel("Entropy of attention", "entropy / ln n", "normalized_entropy", bottom=0, top=1.02)
-GRADIENT = Panel("Gradient norm, all parameters", "‖∂loss/∂θ‖", "grad_norm", logarithmic=True)
-LOGIT_GRADIENT = Panel(
-    "Gradient norm, attention logits", "‖∂loss/∂logits‖", "grad_norm_logits", logarithmic=True
+    @property
+    def unit(self) -> str:
+        """Of the vertical axis; an arm's own parameter has its own."""
+        return (HELD_OUT if self.held_out else UNITS).get(self.name, "mean over heads")
+
+
+PANELS = (
+    Panel("loss", bottom=0),
+    Panel("accuracy", held_out=True, bottom=0, top=1.02),
+    Panel("normalized_entropy", bottom=0, top=1.02),
+    Panel("grad_norm", logarithmic=True),
+    Panel("grad_norm_logits", logarithmic=True),
+    Panel("logit_std", bottom=0),
 )
-LOGIT_STD = Panel("Spread of attention logits", "std within a row", "logit_std", bottom=0)
-
-PANELS = (LOSS, ACCURACY, ENTROPY, GRADIENT, LOGIT_GRADIENT, LOGIT_STD)
-COLUMNS = 3
 
 
 class Line(NamedTuple):
@@ -54,43 +71,54 @@ class Line(NamedTuple):
     dash: Any  # matplotlib's line style
 
 
-def draw_curves(arms: Sequence[Arm], folder: Path) -> Path:
-    """Draw the PANELS from the arms of one or several runs; returns the PNG.
+def draw_curves(arms: Sequence[ArmRun], folder: Path) -> Path:
+    """Draw the panels from the arms of one or several runs; returns the PNG.
 
     Thin lines are seeds; thick ones their median, drawn while half of the seeds are left; a cross
     ends a seed that diverged.
     """
-    figure, axes = style.new_figure(len(PANELS) // COLUMNS, COLUMNS, width=5.0, height=3.2)
-    lines = arm_lines(arms)
-    for panel, ax in zip(PANELS, axes.flat, strict=True):
-        _draw_panel(ax, panel, arms, lines)
-    figure.supxlabel(_caption(arms), fontsize=LABEL_SIZE, color=style.GREY)
-    return style.save(figure, folder / "curves")[0]
+    panels = panels_of(arms)
+    with style.house(style.VERBATIM):
+        rows = -(-len(panels) // COLUMNS)
+        figure, axes = style.new_figure(rows, COLUMNS, width=5.0, height=3.2)
+        lines = arm_lines(arms)
+        for panel, ax in zip(panels, axes.flat, strict=False):
+            _draw_panel(ax, panel, arms, lines)
+        for ax in axes.flat[len(panels) :]:
+            ax.remove()
+        figure.supxlabel(_caption(arms), fontsize=LABEL_SIZE, color=style.GREY)
+        return style.save(figure, folder / "curves")[0]
 
 
-def arm_lines(arms: Sequence[Arm]) -> list[Line]:
-    """A colour for each rule, the same in every figure, and a dash for what else differs.
+def panels_of(arms: Sequence[ArmRun]) -> list[Panel]:
+    """PANELS, and one for each parameter that an arm has of its own."""
+    own = dict.fromkeys(name for arm in arms for name in arm.measures if name not in MEASURES)
+    return [*PANELS, *map(Panel, own)]
 
-    Arms of a single rule differ in colour.
+
+def arm_lines(arms: Sequence[ArmRun]) -> list[Line]:
+    """A colour for each name, the same in every figure, and a dash for what else differs.
+
+    Where all have one name, they differ in colour.
     """
-    rules = list(dict.fromkeys(arm.rule.name for arm in arms))
-    if len(rules) == 1:
-        first = style.arm_colour(rules[0])
-        colours = [first, *(c for c in style.ARM_COLOURS.values() if c != first)]
+    names = list(dict.fromkeys(arm.arm.name for arm in arms))
+    if len(names) == 1:
+        first = arm_colour(names[0])
+        colours = [first, *(c for c in (*COLOURS.values(), *OTHER_COLOURS) if c != first)]
         return [
             Line(colours[i % len(colours)], DASHES[i // len(colours) % len(DASHES)])
             for i in range(len(arms))
         ]
-    unnamed = [rule for rule in rules if rule not in style.ARM_COLOURS]
-    lines, seen = [], dict.fromkeys(rules, 0)
-    for rule in (arm.rule.name for arm in arms):
-        position = unnamed.index(rule) if rule in unnamed else 0
-        lines.append(Line(style.arm_colour(rule, position), DASHES[seen[rule] % len(DASHES)]))
-        seen[rule] += 1
+    unnamed = [name for name in names if name not in COLOURS]
+    lines, seen = [], dict.fromkeys(names, 0)
+    for name in (arm.arm.name for arm in arms):
+        position = unnamed.index(name) if name in unnamed else 0
+        lines.append(Line(arm_colour(name, position), DASHES[seen[name] % len(DASHES)]))
+        seen[name] += 1
     return lines
 
 
-def _caption(arms: Sequence[Arm]) -> str:
+def _caption(arms: Sequence[ArmRun]) -> str:
     tasks = ", ".join(dict.fromkeys(arm.config.task for arm in arms))
     counts = sorted({len(arm.seeds) for arm in arms})
     seeds = "–".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
@@ -99,27 +127,17 @@ def _caption(arms: Sequence[Arm]) -> str:
     return f"task: {tasks}; thin: each of {seeds} seeds, thick: their median"
 
 
-def _draw_panel(ax: Axes, panel: Panel, arms: Sequence[Arm], lines: Sequence[Line]) -> None:
-    ends, steady, crosses = [], [], []
-    for arm, line in zip(arms, lines, strict=True):
-        steps, lanes = _series(arm, panel)
-        for lane, diverged in zip(lanes, arm.diverged_at() >= 0, strict=True):
-            kept = extremes(lane)
-            ax.plot(steps[kept], lane[kept], color=line.colour, linewidth=0.6, alpha=0.35)
-            finite = np.flatnonzero(np.isfinite(lane))
-            if not diverged:
-                steady.append(lane[finite])
-            elif finite.size:
-                crosses.append((steps[finite[-1]], lane[finite[-1]], line.colour))
-        middle_steps, middle = medians(steps, lanes)
-        ax.plot(middle_steps, middle, color=line.colour, linestyle=line.dash, linewidth=2, zorder=3)
-        finite = middle[np.isfinite(middle)]
-        ends.append(finite[-1] if finite.size else np.nan)
+def _draw_panel(ax: Axes, panel: Panel, arms: Sequence[ArmRun], lines: Sequence[Line]) -> None:
+    drawn = [
+        _draw_arm(ax, *_series(arm, panel), line) for arm, line in zip(arms, lines, strict=True)
+    ]
+    ends = [arm.end for arm in drawn]
+    crosses = [cross for arm in drawn for cross in arm.crosses]
     length = max(max([*arm.steps[-1:], *arm.evaluation_steps[-1:]], default=1) for arm in arms)
     ax.set(title=panel.title, xlabel="step", ylabel=panel.unit, xlim=(0, max(length, 1)))
     if panel.logarithmic and np.any(np.array(ends) > 0):
         _log_axis(ax)
-    values = np.concatenate([_draw_chance(ax, panel, arms), *steady])
+    values = np.concatenate([_draw_chance(ax, panel, arms), *(arm.steady for arm in drawn)])
     if crosses and values.size:
         # A lane on its way to infinity must not flatten the others: it leaves through the top.
         low, high = values.min(), values.max()
@@ -135,6 +153,36 @@ def _draw_panel(ax: Axes, panel: Panel, arms: Sequence[Arm], lines: Sequence[Lin
         ax.set_yticks([])
 
 
+class Drawn(NamedTuple):
+    """What of an arm is in a panel."""
+
+    end: float  # where its median line ends; NaN if there is none
+    steady: NDArray[np.float64]  # all the values of lanes that did not diverge
+    crosses: list[tuple[float, float, str]]  # step, value, colour: where the others end
+
+
+def _draw_arm(
+    ax: Axes,
+    steps: NDArray[np.int_],
+    lanes: NDArray[np.float64],
+    diverged: NDArray[np.bool_],
+    line: Line,
+) -> Drawn:
+    kept = [extremes(lane) for lane in lanes]
+    thin = [np.column_stack([steps[k], lane[k]]) for lane, k in zip(lanes, kept, strict=True)]
+    ax.add_collection(LineCollection(thin, colors=line.colour, linewidths=0.6, alpha=0.35))
+    ax.autoscale_view()
+    crosses = []
+    for lane in lanes[diverged]:
+        finite = np.flatnonzero(np.isfinite(lane))
+        crosses += [(steps[last], lane[last], line.colour) for last in finite[-1:]]
+    middle_steps, middle = medians(steps, lanes)
+    ax.plot(middle_steps, middle, color=line.colour, linestyle=line.dash, linewidth=2, zorder=3)
+    finite = middle[np.isfinite(middle)]
+    steady = lanes[~diverged]
+    return Drawn(finite[-1] if finite.size else np.nan, steady[np.isfinite(steady)], crosses)
+
+
 def _log_axis(ax: Axes) -> None:
     """A logarithmic vertical axis whose ticks read 0.5, 1, 2: no powers of ten for one decade."""
     ax.set_yscale("log")
@@ -145,15 +193,17 @@ def _log_axis(ax: Axes) -> None:
     ax.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _series(arm: Arm, panel: Panel) -> tuple[NDArray[np.int_], NDArray[np.float64]]:
-    """Steps [T] and values [N, T], NaN where there is nothing to draw."""
-    if panel.name == "held_out_accuracy":
-        diverged = arm.diverged_at()[:, None]
-        frozen = (diverged >= 0) & (arm.evaluation_steps[None] > diverged)
-        return arm.evaluation_steps, np.where(frozen, np.nan, arm.accuracy)
-    values = arm.measures[panel.name]
+def _series(
+    arm: ArmRun, panel: Panel
+) -> tuple[NDArray[np.int_], NDArray[np.float64], NDArray[np.bool_]]:
+    """Steps [T], values [N, T], NaN where there is nothing to draw, and who diverged [N]."""
+    diverged = arm.diverged_at() >= 0
+    if panel.held_out:
+        values = np.where(arm.after_divergence(), np.nan, getattr(arm, panel.name))
+        return arm.evaluation_steps, values, diverged
+    values = arm.measures.get(panel.name, np.full((len(arm.seeds), len(arm.steps)), np.nan))
     drawable = (values > 0) if panel.logarithmic else np.isfinite(values)
-    return arm.steps, np.where(drawable, values, np.nan)
+    return arm.steps, np.where(drawable, values, np.nan), diverged
 
 
 def extremes(lane: NDArray[np.float64]) -> NDArray[np.int_]:
@@ -190,14 +240,12 @@ def medians(
     return np.array(at), np.array(middle)
 
 
-def _draw_chance(ax: Axes, panel: Panel, arms: Sequence[Arm]) -> list[float]:
+def _draw_chance(ax: Axes, panel: Panel, arms: Sequence[ArmRun]) -> list[float]:
     """Draw what the best guess without attention gets, if it is the same for all arms."""
-    name = {LOSS: "chance_loss", ACCURACY: "chance_accuracy"}.get(panel)
-    sizes = {(a.config.task, a.config.sequence_length, a.config.vocab_size) for a in arms}
-    if name is None or len(sizes) > 1:
+    tasks = {(a.config.task, a.config.sequence_length, a.config.vocab_size) for a in arms}
+    if panel.name not in HELD_OUT or len(tasks) > 1:
         return []
-    [(task, length, vocab)] = sizes
-    chance = getattr(make_task(task, sequence_length=length, vocab_size=vocab), name)
+    chance = getattr(arms[0].config.make_task(), f"chance_{panel.name}")
     ax.axhline(chance, color=style.GREY, linewidth=1, linestyle=":", zorder=1)
     ax.annotate(
         "best without attention",
@@ -212,7 +260,7 @@ def _draw_chance(ax: Axes, panel: Panel, arms: Sequence[Arm]) -> list[float]:
     return [chance]
 
 
-def _label(ax: Axes, arms: Sequence[Arm], lines: Sequence[Line], ends: Sequence[float]) -> None:
+def _label(ax: Axes, arms: Sequence[ArmRun], lines: Sequence[Line], ends: Sequence[float]) -> None:
     """Write each arm's name beside the end of its median line, none over another."""
     texts, heights, wanted = [], [], []
     axes_height = 2.3 * 72  # points, about

@@ -1,33 +1,31 @@
 """How every figure of the project looks, and how it is saved.
 
 One style, colours that colour-blind readers can tell apart, and byte-identical files: the same
-data gives the same PNG and the same SVG on every run (fixed SVG salt, no dates).
+data gives the same PNG and the same SVG on every run (fixed SVG salt, no dates), whatever the
+user's matplotlibrc says. Figures are files: no window, and the process's backend stays as it is.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator, Mapping
 from pathlib import Path
+from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")  # figures are files; no display is ever opened
-
-import matplotlib.pyplot as plt
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-# Okabe & Ito (2008), "Color Universal Design": distinguishable with every common colour vision.
-BLUE, VERMILLION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-ORANGE, SKY, YELLOW, GREY = "#E69F00", "#56B4E9", "#F0E442", "#666666"
-BLACK = "#000000"
-
-ARM_COLOURS = {
-    "sqrt": BLUE,
-    "none": VERMILLION,
-    "mup": GREEN,
-    "fold": SKY,
-    "hot": PURPLE,
-}
-_OTHER_COLOURS = (ORANGE, GREY, BLACK)  # not yellow: too light for a line
+from experiments.arms import BLACK as BLACK
+from experiments.arms import BLUE as BLUE
+from experiments.arms import GREEN as GREEN
+from experiments.arms import GREY as GREY
+from experiments.arms import ORANGE as ORANGE
+from experiments.arms import PURPLE as PURPLE
+from experiments.arms import SKY as SKY
+from experiments.arms import VERMILLION as VERMILLION
+from experiments.arms import arm_colour as arm_colour
+from experiments.runs.folder import partial
 
 _STYLE = {
     "axes.grid": True,
@@ -44,32 +42,46 @@ _STYLE = {
 }
 
 
-def arm_colour(arm: str, position: int = 0) -> str:
-    """The colour of an arm, the same in every figure; `position` picks one for unnamed arms."""
-    return ARM_COLOURS.get(arm, _OTHER_COLOURS[position % len(_OTHER_COLOURS)])
+# With this a "$" in what a user named is itself; tick labels must then be plain, too.
+VERBATIM = {"text.parse_math": False}
 
 
-def new_figure(rows: int = 1, columns: int = 1, *, width: float = 6.0, height: float = 3.6, **kw):
+@contextlib.contextmanager
+def house(changes: Mapping[str, Any] | None = None) -> Generator[None]:
+    """Draw in the house style alone, but for some changes; the user's own is back afterwards."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update({**_STYLE, **(changes or {})})
+        yield
+
+
+def new_figure(
+    rows: int = 1, columns: int = 1, *, width: float = 6.0, height: float = 3.6, **kw: Any
+) -> tuple[Figure, Any]:
     """A figure of rows × columns axes in the house style; returns (figure, axes[rows, columns]).
 
-    width and height are those of one panel, in inches; `kw` goes to `plt.subplots`.
+    width and height are those of one panel, in inches; `kw` goes to `Figure.subplots`.
     """
-    with plt.rc_context(_STYLE):
-        return plt.subplots(
-            rows, columns, figsize=(width * columns, height * rows), squeeze=False, **kw
-        )
+    with house():
+        figure = Figure(figsize=(width * columns, height * rows))
+        FigureCanvasAgg(figure)
+        return figure, figure.subplots(rows, columns, squeeze=False, **kw)
 
 
 def save(figure: Figure, path: Path) -> tuple[Path, Path]:
-    """Write path.png and path.svg, close the figure, and return both paths.
+    """Write path.png and path.svg, each in one piece, and return both paths.
 
     The files hold no date, so that the same data gives the same bytes.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    png, svg = path.with_suffix(".png"), path.with_suffix(".svg")
-    with plt.rc_context(_STYLE):
-        figure.savefig(png, metadata={"Software": None})
+    png, svg = (path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg"))
+    with house():
+        _write(figure, png, {"Software": None})
         figure.set_layout_engine("none")  # laid out by now; a second time would take as long again
-        figure.savefig(svg, metadata={"Date": None})
-    plt.close(figure)
+        _write(figure, svg, {"Date": None})
     return png, svg
+
+
+def _write(figure: Figure, path: Path, metadata: dict[str, None]) -> None:
+    figure.savefig(partial(path), format=path.suffix[1:], metadata=metadata)
+    partial(path).replace(path)

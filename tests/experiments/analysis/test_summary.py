@@ -5,17 +5,19 @@ import json
 
 import numpy as np
 import pytest
-from experiments.runs.recording import RunFolderError
 from rich.console import Console
 
-from experiments.analysis import comparison, report
+from experiments.analysis import paired, report
 from experiments.analysis.read import read_arms
 from experiments.analysis.summary import summarize, summarize_arms, train_command
 from experiments.commands.flags import parse
 from experiments.config import TrainConfig, resolve
-from experiments.runs import recording
+from experiments.runs.folder import EVALUATION, METRICS, RunFolderError, strict
 
-NEVER, AT_20, AT_30 = [0, 0.2, 0.5, 0.6, 0.7], [0, 0.5, 0.9, 0.8, 0.95], [0, 0.1, 0.2, 0.91, 0.92]
+# At steps 0, 10, ... 60. Reached is three in a row: AT_20 is lost again later, NEVER has but two.
+NEVER = [0, 0.2, 0.95, 0.6, 0.7, 0.93, 0.94]
+AT_20 = [0, 0.5, 0.9, 0.9, 0.95, 0.2, 0.1]
+AT_30 = [0, 0.1, 0.2, 0.91, 0.92, 0.93, 0.94]
 
 
 def on_terminal(summary, width=100):
@@ -44,16 +46,16 @@ def test_an_arm_is_medians_and_ranges_over_its_seeds(make_run):
 
 def test_a_seed_that_never_arrives_is_censored(make_run):
     accuracy = [NEVER, AT_20, NEVER, AT_20, NEVER, AT_30]
-    folder = make_run(accuracy=accuracy)
+    folder = make_run(steps=60, accuracy=accuracy)
     none, sqrt = (arm["steps_to_threshold"] for arm in summarize(folder)["arms"])
     assert none["by_seed"] == [None, 20, None]
     assert (none["median"], none["not_reached"]) == (None, 2)
     assert sqrt["by_seed"] == [20, None, 30]
     assert (sqrt["median"], sqrt["least"], sqrt["largest"]) == (30, 20, None)
     text = on_terminal(summarize(folder))
-    assert "not by 40  2 of 3" in text
-    assert "30 (20–>40)  1 of 3" in text
-    assert "none ×1: 2 of 3 still short of 90% at step 40" in text
+    assert "not by 60  2 of 3" in text
+    assert "30 (20–>60)  1 of 3" in text
+    assert "none ×1: 2 of 3 still short of 90% at step 60" in text
 
 
 def test_start_is_step_0_and_the_end_the_last_rows_of_each_seed(make_run):
@@ -66,13 +68,14 @@ def test_start_is_step_0_and_the_end_the_last_rows_of_each_seed(make_run):
 
 
 def test_a_diverged_lane_counts_as_untrained_and_is_named(make_run):
-    gradient = np.ones((3, 40))
-    gradient[1, 25:] = np.nan
-    entropy = np.ones((3, 40))
-    entropy[1] = 2 + np.arange(40)
-    entropy[1, 25:] = np.nan
-    loss = np.tile([4.0, 3, 2, 1, 0.5], (3, 1))
+    gradient = np.ones((3, 60))
+    gradient[1, 45:] = np.nan
+    entropy = np.ones((3, 60))
+    entropy[1] = 2 + np.arange(60)
+    entropy[1, 45:] = np.nan
+    loss = np.tile([4.0, 3, 2, 1, 0.5, 0.5, 0.5], (3, 1))
     folder = make_run(
+        steps=60,
         scale=("none",),
         loss=loss,
         accuracy=[AT_30, AT_20, AT_30],
@@ -80,13 +83,13 @@ def test_a_diverged_lane_counts_as_untrained_and_is_named(make_run):
     )
     summary = summarize(folder)
     [arm] = summary["arms"]
-    assert arm["diverged"] == [{"seed": 1, "step": 25}]
+    assert arm["diverged"] == [{"seed": 1, "step": 45}]
     assert arm["held_out"]["loss"]["by_seed"] == [0.5, 4, 0.5]
     assert arm["held_out"]["accuracy"]["by_seed"][1] == 0
     assert arm["steps_to_threshold"]["by_seed"] == [30, 20, 30]  # it arrived before
-    assert arm["end"]["entropy"] == 1  # of 1, 24.5 and 1
+    assert arm["end"]["entropy"] == 1  # of 1, 43.5 and 1
     text = on_terminal(summary)
-    assert "none ×1: 1 of 3 diverged (seed 1 by step 25)" in text
+    assert "none ×1: 1 of 3 diverged (seed 1 by step 45)" in text
 
 
 def test_arms_are_paired_by_seed_with_the_scaled_one(make_run):
@@ -100,10 +103,10 @@ def test_arms_are_paired_by_seed_with_the_scaled_one(make_run):
         ("×0.5", "sqrt ×1/√d_k"),
     ]
     expected = [
-        comparison.paired_comparison(loss[rows, -1], loss[:3, -1], better="lower")
+        paired.paired_comparison(loss[rows, -1], loss[:3, -1], better="lower")
         for rows in (slice(3, 6), slice(6, 9))
     ]
-    holm = comparison.holm([test.p_value for test in expected])
+    holm = paired.holm([test.p_value for test in expected])
     for test, p_value, c in zip(expected, holm, found, strict=True):
         assert c["loss"] == {**test._asdict(), "p_value_holm": p_value}
         assert (c["seeds"], c["step"]) == (3, 40)
@@ -111,14 +114,14 @@ def test_arms_are_paired_by_seed_with_the_scaled_one(make_run):
 
 
 def test_a_difference_of_censored_times_is_shown_as_a_bound(make_run):
-    folder = make_run(accuracy=[NEVER, AT_30, NEVER, AT_20, AT_20, AT_20])
+    folder = make_run(steps=60, accuracy=[NEVER, AT_30, NEVER, AT_20, AT_20, AT_20])
     summary = summarize(folder)
     [found] = summary["comparisons"]
     test = found["steps_to_threshold"]
     assert test["not_reached"] == [2, 0]
-    assert test["mean_difference"] == pytest.approx((20 + 10 + 20) / 3)  # never counts as 40
-    assert "≥ +17" in on_terminal(summary)
-    nobody = summarize(make_run("nobody", accuracy=[NEVER] * 6))
+    assert test["mean_difference"] == pytest.approx((40 + 10 + 40) / 3)  # never counts as 60
+    assert "≥ +30" in on_terminal(summary)
+    nobody = summarize(make_run("nobody", steps=60, accuracy=[NEVER] * 6))
     assert nobody["comparisons"][0]["steps_to_threshold"] is None
 
 
@@ -143,7 +146,7 @@ def test_runs_are_compared_over_the_seeds_and_steps_they_share(make_run):
 @pytest.mark.parametrize("done", [0, 1, 15])
 def test_a_run_that_stopped_early(make_run, done):
     folder = make_run(done=done)
-    with (folder / recording.METRICS).open("a") as file:
+    with (folder / METRICS).open("a") as file:
         file.write('{"step":15,"scale":"none","lear')
     summary = summarize(folder)
     assert summary["steps_done"] == done
@@ -155,8 +158,8 @@ def test_a_run_that_stopped_early(make_run, done):
 
 def test_a_run_with_no_complete_evaluation(make_run):
     folder = make_run(done=5)
-    rows = (folder / recording.EVALUATION).read_text().splitlines(keepends=True)
-    (folder / recording.EVALUATION).write_text("".join(rows[:4]))  # of 6 lanes
+    rows = (folder / EVALUATION).read_text().splitlines(keepends=True)
+    (folder / EVALUATION).write_text("".join(rows[:4]))  # of 6 lanes
     summary = summarize(folder)
     assert [arm["held_out"] for arm in summary["arms"]] == [None, None]
     assert summary["comparisons"] == []
@@ -164,12 +167,12 @@ def test_a_run_with_no_complete_evaluation(make_run):
 
 
 def test_one_arm_one_seed_and_rows_now_and_then(make_run):
-    summary = summarize(make_run(scale=("0.2",), num_seeds=1, log_every=7, accuracy=[AT_20]))
+    summary = summarize(make_run(scale=0.2, steps=60, num_seeds=1, log_every=7, accuracy=[AT_20]))
     assert summary["comparisons"] == []
     [arm] = summary["arms"]
     assert (arm["label"], arm["steps_to_threshold"]["median"]) == ("×0.2", 20)
-    assert arm["end_steps"] == [35, 35]
-    assert summary["steps_done"] == 40
+    assert arm["end_steps"] == [56, 56]
+    assert summary["steps_done"] == 60
     assert "1 seed." in report.report(summary)
 
 
@@ -183,9 +186,9 @@ def test_every_lane_diverged_at_once(make_run):
 
 def test_results_are_strict_json_and_a_page(make_run):
     folder = make_run()
-    summary = report.write_results(folder, figures=False)
+    summary = report.write_results(folder, draw=None)
     stored = json.loads((folder / "summary.json").read_text(), parse_constant=pytest.fail)
-    assert stored == recording.strict(summary)
+    assert stored == strict(summary)
     page = (folder / "report.md").read_text()
     assert "python train.py --scale=none,sqrt --task=sort --steps=40 --num_seeds=3" in page
     assert "jax 1.2.3" in page
@@ -193,11 +196,13 @@ def test_results_are_strict_json_and_a_page(make_run):
     assert "![" not in page
     made = {path.name for path in folder.iterdir()} - {"config.json", "environment.json"}
     assert made == {"metrics.jsonl", "evaluation.jsonl", "summary.json", "report.md"}
-    assert "![curves](figures/curves.png)" in report.report(summary, ["figures/curves.png"])
+    assert "![curves](figures/curves.png)\n\ncurves\n" in report.report(
+        summary, ["figures/curves.png"]
+    )
 
 
 def test_the_tables_fit_a_terminal_of_80_columns(make_run):
-    text = on_terminal(summarize(make_run(accuracy=[AT_30, AT_30, AT_20] * 2)), width=80)
+    text = on_terminal(summarize(make_run(steps=60, accuracy=[AT_30, AT_30, AT_20] * 2)), width=80)
     assert "accuracy %" in text
     assert any("sqrt ×1/√d_k" in line and "30 (20–30)" in line for line in text.splitlines())
 
@@ -225,14 +230,14 @@ def test_the_plain_command_is_short():
 
 def test_damaged_folders_are_refused_in_one_line(make_run, tmp_path):
     folder = make_run()
-    rows = (folder / recording.METRICS).read_text().splitlines(keepends=True)
-    (folder / recording.METRICS).write_text("".join([rows[1], rows[0], *rows[2:]]))
+    rows = (folder / METRICS).read_text().splitlines(keepends=True)
+    (folder / METRICS).write_text("".join([rows[1], rows[0], *rows[2:]]))
     with pytest.raises(RunFolderError, match=r"not those of config\.json"):
         read_arms([folder])
-    (folder / recording.METRICS).write_text("".join(rows[6:12] + rows[:6]))
+    (folder / METRICS).write_text("".join(rows[6:12] + rows[:6]))
     with pytest.raises(RunFolderError, match="not in step order"):
         read_arms([folder])
-    (folder / recording.METRICS).write_text("".join(rows))
+    (folder / METRICS).write_text("".join(rows))
     (folder / "environment.json").write_text("[]")
     with pytest.raises(RunFolderError, match=r"environment\.json can't be read"):
         summarize(folder)
