@@ -22,31 +22,29 @@ def main(argv: Sequence[str]) -> int:
 def run(parsed: Parsed) -> int:
     """Flags, RunConfig, record, report; returns the exit status."""
     from experiments import config as settings
-    from experiments.commands import console, startup, train
+    from experiments.commands import startup, train
+    from experiments.commands.console import ERRORS, say
     from experiments.runs.folder import disk_errors_named
 
     options = parsed.pick(settings.RecordOptions)
     process = settings.check_process(parsed.pick(settings.ProcessOptions))
-    config = None if options.resume else settings.resolve(parsed.pick(settings.TrainConfig))
+    typed = parsed.pick(settings.TrainConfig)
+    config = None if options.resume else settings.resolve(typed)
     startup.use_compilation_cache(process.compilation_cache)
-    with train.leading(process) as followers:  # the other processes end here
+    with train.leading(process, typed) as followers:  # the other processes end here
         from experiments.analysis.report import write_results
         from experiments.runs.record import record
 
         config = config or train.resumed_config(parsed, options)
-        with train.prepared(config, options) as kept, train.RunProgress(config, kept) as progress:
+        with train.prepared(config, options) as kept, train.RunProgress(config, kept) as bar:
             recorded = record(
-                config,
-                kept,
-                watch=progress.update,
-                begin=progress.begin,
-                say=console.say,
-                followers=followers,
+                config, kept, watch=bar.update, begin=bar.begin, say=say, followers=followers
             )
         if recorded.stopped_by is not None:
             return train.stopped(recorded, kept.out)
-        with console.ERRORS.status("summary and figures"), disk_errors_named(kept.out):
-            summary = write_results(kept.out, figures=options.figures, say=console.say)
+        with ERRORS.status("summary and figures"), disk_errors_named(kept.out):
+            draw = train.draw_figures if kept.figures else None
+            summary = write_results(kept.out, draw=draw, say=say, accept_edits=kept.accept_edits)
         return train.conclude(recorded, summary, kept.out)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 from experiments.commands import console
 from experiments.commands.flags import Parsed, definitions, flags_help, from_text, parse
-from experiments.config import PATH
+from experiments.config import PATH, SWITCH, setting
 from experiments.runs.folder import RunFolderError
 
 DISK_ERROR = 1  # exit status
@@ -28,6 +29,15 @@ class Command(NamedTuple):
     notes: Mapping[str, str] = {}  # what stands for {NAME} in the flags' descriptions
     lists: Callable[[], Mapping[str, Mapping[str, str]]] = dict  # heading to terms to texts
     examples: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadOptions:
+    """The flags of what reads runs."""
+
+    accept_edits: bool = setting(
+        False, "read what was changed on purpose since it was written; what is made says so", SWITCH
+    )
 
 
 def run(command: Command, argv: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.commands import console, startup
-from experiments.commands.command import Command, folders
+from experiments.commands.command import Command, ReadOptions, folders
 from experiments.commands.flags import Parsed
 from experiments.config import setting
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluateOptions:
+class EvaluateOptions(ReadOptions):
     """The flags of the command."""
 
     sequence_length: int | None = setting(
@@ -38,7 +38,7 @@ def evaluate(parsed: Parsed) -> int:
     from experiments.runs.evaluate import evaluate_run
 
     startup.check_machine(jax.devices)
-    evaluated = evaluate_run(run, options.sequence_length, say=console.say)
+    evaluated = evaluate_run(run, say=console.say, **vars(options))
     console.show(on_terminal(table(run, evaluated)))
     return 0
 

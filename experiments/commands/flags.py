@@ -92,7 +92,8 @@ def parse(argv: Sequence[str], *settings: type) -> Parsed | None:
     given = [name for name in fields if defined[name].present]
     values = {name: field.default for name, field in fields.items()}
     for name in given:
-        kind, value = fields[name].metadata["kind"], defined[name].value
+        kind: Kind = fields[name].metadata["kind"]
+        value: Any = defined[name].value
         values[name] = value if kind is SWITCH else from_text(name, kind, value)
     return Parsed(values, frozenset(given), words, tuple(argv[1:]))
 

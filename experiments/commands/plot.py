@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from experiments.commands import console, startup
-from experiments.commands.command import Command, folders
+from experiments.commands.command import Command, ReadOptions, folders
 from experiments.commands.flags import Parsed
 from experiments.config import PATH, setting
 
@@ -14,7 +14,7 @@ TOGETHER = Path("runs/plot")
 
 
 @dataclasses.dataclass(frozen=True)
-class PlotOptions:
+class PlotOptions(ReadOptions):
     """The flags of the command."""
 
     out: Path | None = setting(
@@ -29,11 +29,11 @@ def plot(parsed: Parsed) -> int:
     from experiments.analysis.summary import summarize_arms
     from experiments.figures.draw import draw_figures
 
-    runs = folders(parsed)
-    out = parsed.values["out"] or (runs[0] / "figures" if len(runs) == 1 else TOGETHER)
+    runs, options = folders(parsed), parsed.pick(PlotOptions)
+    out = options.out or (runs[0] / "figures" if len(runs) == 1 else TOGETHER)
     if out.exists() and not out.is_dir():
         raise ValueError(f"out: {out} is a file, must be a folder")
-    arms = read_arms(runs)
+    arms = read_arms(runs, accept_edits=options.accept_edits)
     for arm in arms:
         if not len(arm.steps):
             raise ValueError(f"{arm.folder} has no rows yet")

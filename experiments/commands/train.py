@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ from experiments.runs.claim import make_folder
 from experiments.runs.folder import stored_config
 
 if TYPE_CHECKING:
+    from experiments.analysis.read import ArmRun
     from experiments.engine.lanes import ChunkResult
     from experiments.engine.processes import Followers
     from experiments.runs.record import Recorded
@@ -67,6 +68,7 @@ GROUPS = {
     "Machine": (
         *("dtype", "matmul_precision", "vectorize_lanes", "batch_shards", "compilation_cache"),
         *("distributed", "coordinator_address", "num_processes", "process_id"),
+        "wait_seconds",
     ),
     "Run folder": (
         *("out", "resume", "overwrite", "accept_edits", "figures", "tensorboard"),
@@ -155,14 +157,25 @@ def _new_folder(config: RunConfig) -> Path:
 
 
 @contextlib.contextmanager
-def leading(process: ProcessOptions) -> Generator[Followers | None]:
-    """Lead a run: alone, or as the first of several processes. The others follow, and leave."""
+def leading(process: ProcessOptions, typed: TrainConfig) -> Generator[Followers | None]:
+    """Lead a run: alone, or as the first of several processes. The others follow, and leave.
+
+    Raises:
+      ValueError: not all processes came, or they were started otherwise than this one.
+    """
     if not process.distributed:
         yield None
         return
     from experiments.engine import processes
 
-    processes.start(process.coordinator_address, process.num_processes, process.process_id)
+    processes.start(
+        process.coordinator_address,
+        process.num_processes,
+        process.process_id,
+        facts=processes.facts(vars(typed)),
+        wait_seconds=process.wait_seconds,
+        say=console.say,
+    )
     try:
         if not processes.leading():
             from experiments.runs.record import follow
@@ -238,6 +251,13 @@ def stopped(recorded: Recorded, folder: Path) -> int:
         f"--out={shlex.quote(str(folder))}"
     )
     return 128 + number
+
+
+def draw_figures(arms: Sequence[ArmRun], folder: Path, say: Callable[[str], None]) -> list[Path]:
+    """`figures.draw.draw_figures`, with Matplotlib loaded when it comes to that."""
+    from experiments.figures import draw
+
+    return draw.draw_figures(arms, folder, say)
 
 
 def conclude(recorded: Recorded, summary: dict[str, Any], folder: Path) -> int:

@@ -15,6 +15,7 @@ from experiments.engine.devices import start_places
 from experiments.engine.lanes import plan_lanes
 from experiments.runs.folder import stored_config
 from experiments.runs.resume import read_states
+from experiments.runs.seal import check_seal
 
 
 class Evaluated(NamedTuple):
@@ -29,21 +30,29 @@ class Evaluated(NamedTuple):
 
 
 def evaluate_run(
-    folder: Path, sequence_length: int | None = None, *, say: Callable[[str], None]
+    folder: Path,
+    sequence_length: int | None = None,
+    *,
+    say: Callable[[str], None],
+    accept_edits: bool = False,
 ) -> Evaluated:
     """Evaluate every lane of a run, as it is in the newest good checkpoint; changes no file.
 
     Args:
       folder: of the run.
       sequence_length: of the held-out sequences; None is the run's own.
-      say: called with one line for each bad checkpoint that was passed over.
+      say: called with one line for each bad checkpoint that was passed over, and for what was
+        changed since it was written.
+      accept_edits: evaluate a run that was changed since it was written, too.
 
     Raises:
       ValueError: the model has no positions for such a length, the task no such sequences, or
         this machine's devices can't serve.
-      RunFolderError: no run, a damaged one, or one without a good checkpoint.
+      RunFolderError: no run, one that is damaged or was changed, or one without a good checkpoint.
     """
     config = stored_config(folder)
+    if changed := check_seal(folder, accept_edits=accept_edits):
+        say(f"{folder}: {changed}")
     length = config.sequence_length if sequence_length is None else sequence_length
     if length > config.sequence_length:
         raise ValueError(
