@@ -7,17 +7,26 @@ import json
 import shutil
 from pathlib import Path
 
-import jax
 import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 import train
 from experiments import __main__ as tools
-from experiments.commands import plot, startup
-from experiments.config import ProcessOptions, RecordOptions, TrainConfig, resolve
-from experiments.engine import lanes
-from experiments.runs import recording, run
+from experiments.analysis.read import load_runs
+from experiments.commands import startup
+from experiments.config import (
+    ProcessOptions,
+    RecordOptions,
+    RunConfig,
+    TrainConfig,
+    as_typed,
+    resolve,
+)
+from experiments.figures import draw
+from experiments.runs import record
+from experiments.runs.folder import RunFolderError
+from experiments.runs.rows import read_rows
 
 NAMES = [
     field.name
@@ -25,7 +34,7 @@ NAMES = [
     for field in dataclasses.fields(settings_of)
 ]
 SENSIBLE = {
-    "scale": ["none", "sqrt", "mup", "0.2", "none,sqrt", "0"],
+    "scale": ["none", "sqrt", "mup", "0.2", "none,sqrt", "0", "learned", "power:-1/4", "fold,hot"],
     "task": ["sort", "recall", "histogram", "induction", "majority", "reverse", "copy"],
     "optimizer": ["adam", "adamw", "sgd"],
     "norm": ["pre", "post"],
@@ -41,6 +50,7 @@ SENSIBLE = {
     "overwrite": ["true", "false"],
     "figures": ["true", "false"],
     "tensorboard": ["true", "false"],
+    "accept_edits": ["true", "false"],
     "vectorize_lanes": ["true", "false"],
     "batch_shards": ["1", "2"],
     "distributed": ["false"],  # there is nobody else
@@ -52,14 +62,14 @@ STRANGE = [
     "", " ", ",", "nan", "NaN", "inf", "-inf", "1e400", "1e39", "-0.0", "5e-324", "0x10", "1_0",
     "1.5", "٣", "½", "\N{SNOWMAN}", "\udcff", "\0", "\n", "a\nb", "true", "None", "none,none",
     "none,", "1,,2", "--steps=1", "-", "..", ".", "x" * 300, "x" * 5000, "[red]", "{tasks}", "%s",
-    "'", "[/]", "maybe",
+    "'", "[/]", "maybe", "~", "~/x", "~nobody/x", ":100:",
 ]  # fmt: skip
 ANY_NUMBER = st.integers().map(str) | st.floats().map(str)
 WORDS = [
     "--help", "-h", "--", "sort", "--scale", "--no", "--=", "--steps 5", "--stps=5", "--nosteps",
     "--flagfile=", "--flagfile=flags", "--flagfile=binary", "--flagfile=notes", "--resume False",
     "--flagfile=nowhere", "--undefok=x", "--helpfull", "--noscale=none", "---steps=3", "-steps=3",
-    "--resume", "--overwrite", "--nofigures", "\0", "\udcff",
+    "--resume", "--overwrite", "--nofigures", "\0", "\udcff", "--lr=1", "--seeds=2", "--help=no",
 ]  # fmt: skip
 
 
@@ -90,7 +100,7 @@ def furnish(home, run_folder):
     """Make a folder hold a run, notes, files of flags and nothing else."""
     for entry in home.iterdir():
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    shutil.copytree(run_folder, home / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    shutil.copytree(run_folder, home / "run")
     (home / "notes").mkdir()
     (home / "notes" / "thesis.txt").write_text("mine")
     (home / "file").write_text("mine")
@@ -109,8 +119,6 @@ def call(main, *argv):
     with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
         try:
             status = main(list(argv))
-        except SystemExit as exit_:
-            status = exit_.code
         except Started:
             status = None
     return status, error.getvalue()
@@ -133,13 +141,12 @@ def nothing_begins(folder):
         begun.append(config)
         raise Started
 
-    precision = jax.config.values["jax_default_matmul_precision"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(run, "_note_surroundings", note_surroundings)
-        patch.setattr(startup, "use_compilation_cache", lambda folder: None)
+        patch.setenv("HOME", str(folder))
+        patch.setattr(record, "note_surroundings", note_surroundings)
+        patch.setattr(startup, "use_compilation_cache", lambda *folder: None)
         yield begun
-    jax.config.update("jax_default_matmul_precision", precision)
 
 
 @settings(max_examples=300)
@@ -162,14 +169,17 @@ def test_any_flags_start_a_run_or_are_refused_in_one_line(home, tiny_run, argv):
         status, error = call(train.main, "train.py", *argv)
         event(f"exit status {status}")
         if status is None:
-            assert begun == [resolve(begun[0])]
+            (config,) = begun
+            assert type(config) is RunConfig
+            assert resolve(as_typed(config)) == config
             stored = [json.loads(path.read_text()) for path in Path().rglob("config.json")]
-            assert begun[0].to_json() in stored or any("resume" in word for word in argv)
+            assert config.to_json() in stored or any("resume" in word for word in argv)
             furnish(home, tiny_run)
             return
         assert everything() == before
     if status == 0:
         assert any(word.startswith(("--help", "-h")) for word in argv)
+        assert error == ""
         return
     assert status == 2
     assert error.startswith("train.py: ")
@@ -213,8 +223,8 @@ def damaged_copy(run_folder, folder, done):
     for name, kind, where in done:
         path = folder / name
         if name == "arrays":
-            data = (folder / "checkpoints" / "12" / "arrays").rglob("*")
-            path = max((p for p in data if p.is_file()), key=lambda p: p.stat().st_size)
+            data = (folder / "checkpoints" / "12").iterdir()
+            path = max(data, key=lambda p: p.stat().st_size)
         damage(path, kind, where)
 
 
@@ -233,19 +243,19 @@ def test_reading_a_damaged_run_works_or_is_refused_in_one_line(tiny_run, tmp_pat
     damaged_copy(tiny_run, folder, done)
     for rows in ("metrics", "evaluation"):
         try:
-            table = recording.load_runs([folder, tiny_run], rows)
-        except recording.RunFolderError as error:
+            table = load_runs([folder, tiny_run], rows)
+        except RunFolderError as error:
             assert str(folder) in str(error) and "\n" not in str(error)
         else:
             assert len({len(column) for column in table.values()}) == 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plot, "draw_figures", lambda *arguments: [])
-        patch.setattr(startup, "use_compilation_cache", lambda folder: None)
+        patch.setattr(draw, "draw_figures", lambda *arguments: [])
+        patch.setattr(startup, "use_compilation_cache", lambda: None)
         for command in ("compare", "plot"):
             runs = (str(folder), str(tiny_run))
             status, error = call(tools.main, "experiments", command, *runs)
             event(f"{command}: {status}")
-            assert status == 0 or refused(status, error, f"python -m experiments {command}"), error
+            assert status == 0 or refused(status, error, command), error
 
 
 @settings(max_examples=60)
@@ -277,9 +287,9 @@ def test_resuming_a_damaged_run_makes_it_whole_or_is_refused(
     assert status == 0 or refused(status, error, "train.py"), error
     if status == 0:
         for name, every in zip(ROWS, (1, 4), strict=True):
-            steps = [row["step"] for row in recording.read_rows(folder / name)]
+            steps = [row["step"] for row in read_rows(folder / name)]
             last = 12 if name == "evaluation.jsonl" else 11
-            names = lanes.lane_names(resolve(tiny))
+            names = resolve(tiny).lane_names()
             assert steps == [step for step in range(0, last + 1, every) for _ in names]
         if all(name not in ROWS for name, _, _ in done):
             for name in ROWS:
