@@ -347,6 +347,9 @@ class ProcessOptions:
     process_id: int | None = setting(
         None, "which of them this is, from 0", default_text="found out", bounds=(0, 2**16)
     )
+    wait_seconds: int = setting(
+        300, "how long a process waits for the others to start", bounds=(1, 10**6)
+    )
 
 
 def check_process(options: ProcessOptions) -> ProcessOptions:

@@ -177,6 +177,7 @@ def leading(process: ProcessOptions, typed: TrainConfig) -> Generator[Followers 
         say=console.say,
     )
     try:
+        startup.check_machine(processes.several)  # all start their devices now
         if not processes.leading():
             from experiments.runs.record import follow
 
@@ -268,7 +269,7 @@ def conclude(recorded: Recorded, summary: dict[str, Any], folder: Path) -> int:
     console.show(terminal_tables(summary))
     console.say(f"written: {folder}, with report.md")
     diverged = [
-        f"{name.scale} learning_rate={name.learning_rate:g} seed={name.seed} at step {step}"
+        f"{name.scale} learning_rate={name.learning_rate} seed={name.seed} at step {step}"
         for name, step in zip(recorded.names, recorded.diverged_at, strict=True)
         if step >= 0
     ]

@@ -1,31 +1,95 @@
 """One run by several processes, on one machine or many: who leads, and what they exchange.
 
 Every process runs the lanes that were dealt to its own devices. Process 0 leads: it alone touches
-the run folder and talks to people; rows and checkpoints reach it by gathers between chunks, in
+the run folder and talks to people; rows and checkpoints reach it by all-gathers between chunks, in
 which all take part in the same order. The others follow: they hear what to run, and end with it.
-A process that dies takes the others with it (JAX's runtime aborts them), which the run folder
-survives like any kill.
+They begin only if they agree on what decides numbers. A process that dies takes the others with it,
+which the run folder survives like any kill.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import hashlib
+import importlib.metadata
 import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+import platform
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from experiments.engine import roll_call
+from experiments.engine.devices import num_cores
+from experiments.engine.roll_call import Facts
+
 HEARTBEAT_SECONDS = 20  # after which a process that is not heard of counts as dead
+_ROOT = Path(__file__).resolve().parents[2]
+_CPU_DEVICES = "jax_num_cpu_devices"  # below 1: nobody has chosen
+# Of JAX's settings those that decide numbers; in the environment their names are in capitals.
+_JAX_SETTINGS = (
+    "jax_platforms",
+    "jax_enable_x64",
+    "jax_disable_jit",
+    "jax_debug_nans",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_random_seed_offset",
+)
+
+
+def facts(settings: Mapping[str, Any]) -> Facts:
+    """What the processes of a run must have in common, by name, as texts.
+
+    Args:
+      settings: what was asked of this process.
+    """
+    packages = ("jax", "jaxlib", "flax", "optax", "numpy")
+    devices = jax.config.values[_CPU_DEVICES]
+    values = {
+        **settings,
+        **{name.upper(): jax.config.values[name] for name in _JAX_SETTINGS},
+        _CPU_DEVICES.upper(): devices if devices > 0 else num_cores(),
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS"),
+        "NPROC": os.environ.get("NPROC") or num_cores(),  # XLA's thread pool
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in packages},
+        **source_digests(),
+    }
+    return {name: _text(value) for name, value in values.items()}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return ",".join(map(_text, value))
+    return "default" if value is None else str(value)
+
+
+def source_digests(root: Path = _ROOT) -> dict[str, str]:
+    """The files of this source and the first digits of their SHA-256."""
+    files = sorted(
+        path for room in ("attention", "experiments") for path in root.glob(f"{room}/**/*.py")
+    )
+    return {
+        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+        for path in files
+    }
 
 
 def start(
     coordinator_address: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,
+    *,
+    facts: Facts,
+    wait_seconds: int,
+    say: Callable[[str], None],
 ) -> None:
     """Join the other processes of this run; before anything else uses JAX.
 
@@ -34,23 +98,68 @@ def start(
         or Open MPI, as for the other two.
       num_processes: how many there are.
       process_id: which of them this is.
+      facts: what all must have in common.
+      wait_seconds: how long to wait for the others.
+      say: called with a line that says for whom.
 
     Raises:
-      ValueError: nothing says who the others are, or the coordinator can't be reached.
+      ValueError: nothing says who the others are, they don't come or don't agree, or process 0
+        can't listen; one line.
     """
-    try:
+    with _errors_named():
+        address, count, number = _found(
+            coordinator_address, num_processes, process_id, wait_seconds
+        )
+    roll_call.meet(address, count, number, facts, wait_seconds, say)
+    with _errors_named():
         jax.distributed.initialize(
-            coordinator_address,
-            num_processes,
-            process_id,
+            address,
+            count,
+            number,
+            initialization_timeout=wait_seconds,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
         )
+    if jax.config.values[_CPU_DEVICES] < 1:
+        # All start their devices together, before those who follow have heard what is run.
+        jax.config.update(_CPU_DEVICES, num_cores())
+
+
+def _found(
+    address: str | None, count: int | None, number: int | None, wait_seconds: int
+) -> tuple[str, int, int]:
+    """Who the others are: as given, or as `jax.distributed.initialize` would find out."""
+    # Private; but what is public would begin to wait for them in the same breath.
+    from jax._src.clusters import ClusterEnv
+
+    address = address or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    if address is None or count is None or number is None:
+        address, count, number, _ = ClusterEnv.auto_detect_unset_distributed_params(
+            address, count, number, None, None, wait_seconds
+        )
+    if address is None or count is None or number is None:
+        raise ValueError(
+            "nothing here says who the others are; give --coordinator_address, --num_processes "
+            "and --process_id"
+        )
+    return address, count, number
+
+
+@contextlib.contextmanager
+def _errors_named():
+    try:
+        yield
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"distributed: {str(error).splitlines()[0]}") from None
 
 
 class ProcessLost(Exception):
     """Another process of the run is gone; what was recorded stays good."""
+
+    def __init__(self, reason: str):
+        super().__init__(
+            f"another process of this run is gone ({reason}); when all have ended, go on with "
+            "--resume"
+        )
 
 
 def several() -> bool:
@@ -162,7 +271,8 @@ def _exchange(name: str, array: Any) -> np.ndarray:
 
     try:
         return getattr(multihost_utils, name)(array)
-    except jax.errors.JaxRuntimeError:
-        raise ProcessLost(
-            "another process of this run is gone; when all have ended, go on with --resume"
-        ) from None
+    except (RuntimeError, ValueError) as error:
+        # What a backend reports begins with a status, whatever its type; the rest is a fault here.
+        if not re.match("[A-Z_]+: ", str(error)):
+            raise
+        raise ProcessLost(str(error).splitlines()[0]) from None
