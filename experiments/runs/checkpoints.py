@@ -242,7 +242,8 @@ def _claim(directory: Path, warn: Warn) -> None:
 def _delete(path: Path, warn: Warn) -> None:
     """Deletes a step or a temporary, unless there is more in it than a save writes."""
     with _housekeeping(path.parent, "not all that is old was deleted", warn):
-        kinds = {entry.name: stat.S_IFMT(entry.lstat().st_mode) for entry in path.iterdir()}
+        entries = path.iterdir() if path.is_dir() else (path,)
+        kinds = {entry.name: stat.S_IFMT(entry.lstat().st_mode) for entry in entries}
         if path.is_symlink() or not kinds.items() <= _WRITTEN.items():
             raise OSError(errno.EPERM, f"{path.name} is more than a save writes")
         # Under its own name, a half-deleted step would be a bad one.
@@ -395,5 +396,5 @@ def _read_orbax(path: Path, wanted: dict[str, Any]) -> dict[str, np.ndarray]:
         with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
             return handler.restore(epath.Path(path / _ORBAX), args=arguments)
     except Exception as error:  # Its bytes are those that were saved: this is no damage.
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0][:120]
         raise OSError(errno.EIO, f"Orbax can't read it: {reason}", str(path)) from error
