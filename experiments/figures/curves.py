@@ -207,7 +207,7 @@ def _series(
 
 
 def extremes(lane: NDArray[np.float64]) -> NDArray[np.int_]:
-    """Which points of a long line to draw: the least and the largest of each block, no spike lost.
+    """Which points of a long line to draw: both ends, the least and the largest of each block.
 
     A short line is drawn whole. Values that are not finite stay where a block has nothing else.
     """
@@ -219,7 +219,7 @@ def extremes(lane: NDArray[np.float64]) -> NDArray[np.int_]:
     padded.flat[: len(lane)] = lane
     low = np.argmin(np.where(np.isfinite(padded), padded, np.inf), axis=1)
     high = np.argmax(np.where(np.isfinite(padded), padded, -np.inf), axis=1)
-    return np.unique([starts + low, starts + high, np.full_like(starts, len(lane) - 1)])
+    return np.unique([0, *(starts + low), *(starts + high), len(lane) - 1])
 
 
 def medians(

@@ -24,7 +24,7 @@ def tiny_run(tiny, tmp_path_factory):
     from experiments.runs.record import record
 
     folder = tmp_path_factory.mktemp("runs") / "tiny"
-    record(tiny, RecordOptions(folder, figures=False))
+    record(resolve(tiny), RecordOptions(folder, figures=False))
     return folder
 
 
