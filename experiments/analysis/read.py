@@ -111,7 +111,7 @@ class ArmRun(NamedTuple):
     label: str  # what tells it from those read with it
     seeds: NDArray[np.int_]  # [N]
     steps: NDArray[np.int_]  # [T]: row i describes the parameters after steps[i] updates
-    measures: dict[str, NDArray[np.float64]]  # MEASURES, and the arm's own parameters, to [N, T]
+    measures: dict[str, NDArray[np.float64]]  # MEASURES, and parameters of the arm's own: [N, T]
     evaluation_steps: NDArray[np.int_]  # [E]: updates taken before each evaluation
     loss: NDArray[np.float64]  # [N, E]: held-out
     accuracy: NDArray[np.float64]  # [N, E]: held-out
@@ -208,7 +208,11 @@ def _arms_of(folder: Path, accept_edits: bool) -> list[ArmRun]:
                 label="",
                 seeds=np.array(config.seeds()),
                 steps=steps,
-                measures={name: values[lanes] for name, values in measures.items()},
+                measures={
+                    name: values[lanes]
+                    for name, values in measures.items()
+                    if name in MEASURES or np.isfinite(values[lanes]).any()
+                },
                 evaluation_steps=evaluation_steps,
                 loss=held_out["loss"][lanes],
                 accuracy=held_out["accuracy"][lanes],

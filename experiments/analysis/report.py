@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from experiments.analysis.compare import QUANTITIES, bound
-from experiments.analysis.read import ArmRun, read_arms
+from experiments.analysis.read import MEASURES, ArmRun, read_arms
 from experiments.analysis.summary import summarize_run
 from experiments.analysis.tables import (
     NOTHING,
@@ -169,14 +169,18 @@ def _held_out(summary: Summary) -> Table:
 
 
 def _attention(summary: Summary) -> Table:
+    own = dict.fromkeys(
+        name for arm in summary["arms"] for name in arm["start"] if name not in MEASURES
+    )
+    shown = SHOWN | {name: (name.replace("_", "\n", 1).replace("_", " "), number) for name in own}
     rows = []
     for arm in summary["arms"]:
         steps = arm["end_steps"]
         between = NOTHING if steps is None else "–".join(map(str, dict.fromkeys(steps)))
         for name, when in (("start", "0"), ("end", between)):
-            values = [form(arm[name][measure]) for measure, (_, form) in SHOWN.items()]
+            values = [form(arm[name].get(measure)) for measure, (_, form) in shown.items()]
             rows.append((arm["label"] if name == "start" else "", when, *values))
-    header = ("arm", "steps", *(title for title, _ in SHOWN.values()))
+    header = ("arm", "steps", *(title for title, _ in shown.values()))
     return Table("Attention and gradients: median over seeds and steps", header, rows)
 
 

@@ -83,7 +83,9 @@ def draw_curves(arms: Sequence[ArmRun], folder: Path) -> Path:
         figure, axes = style.new_figure(rows, COLUMNS, width=5.0, height=3.2)
         lines = arm_lines(arms)
         for panel, ax in zip(panels, axes.flat, strict=False):
-            _draw_panel(ax, panel, arms, lines)
+            has = [panel.held_out or panel.name in arm.measures for arm in arms]
+            shown = (list(itertools.compress(all_, has)) for all_ in (arms, lines))
+            _draw_panel(ax, panel, *shown)
         for ax in axes.flat[len(panels) :]:
             ax.remove()
         figure.supxlabel(_caption(arms), fontsize=LABEL_SIZE, color=style.GREY)
@@ -201,7 +203,7 @@ def _series(
     if panel.held_out:
         values = np.where(arm.after_divergence(), np.nan, getattr(arm, panel.name))
         return arm.evaluation_steps, values, diverged
-    values = arm.measures.get(panel.name, np.full((len(arm.seeds), len(arm.steps)), np.nan))
+    values = arm.measures[panel.name]
     drawable = (values > 0) if panel.logarithmic else np.isfinite(values)
     return arm.steps, np.where(drawable, values, np.nan), diverged
 

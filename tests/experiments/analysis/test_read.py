@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments import load_runs
-from experiments.analysis import columns
+from experiments.analysis import columns, report
 from experiments.analysis.columns import flat, read_columns
 from experiments.analysis.read import read_arms
+from experiments.analysis.summary import summarize
 from experiments.runs.folder import RunFolderError
 
 
@@ -205,7 +206,8 @@ def test_an_arms_own_parameter_is_a_measure(make_run):
     folder = make_run(scale=("learned", "sqrt"), num_seeds=1, parameters={"log_scale": values})
     learned, sqrt = read_arms([folder])
     np.testing.assert_array_equal(learned.measures["parameter_log_scale"], np.full((1, 40), 2.0))
-    assert np.isnan(sqrt.measures["parameter_log_scale"]).all()
+    assert "parameter_log_scale" not in sqrt.measures
+    assert "| parameter log scale |" in report.report(summarize(folder))
     assert learned.arm.rule.hooks is not None
 
 
@@ -235,6 +237,7 @@ from experiments import load_runs
 from experiments.analysis import report
 from experiments.analysis.compare import compare_runs, table
 from experiments.analysis.read import read_arms
+from experiments.analysis.summary import summarize
 from experiments.figures.curves import draw_curves
 from experiments.figures.draw import draw_figures
 
