@@ -84,8 +84,8 @@ def draw_curves(arms: Sequence[ArmRun], folder: Path) -> Path:
         lines = arm_lines(arms)
         for panel, ax in zip(panels, axes.flat, strict=False):
             has = [panel.held_out or panel.name in arm.measures for arm in arms]
-            shown = (list(itertools.compress(all_, has)) for all_ in (arms, lines))
-            _draw_panel(ax, panel, *shown)
+            shown = list(itertools.compress(arms, has))
+            _draw_panel(ax, panel, shown, list(itertools.compress(lines, has)))
         for ax in axes.flat[len(panels) :]:
             ax.remove()
         figure.supxlabel(_caption(arms), fontsize=LABEL_SIZE, color=style.GREY)

@@ -44,6 +44,13 @@ def edit(folder, name, change):
     (folder / name).write_text(json.dumps(content))
 
 
+def result_of(pair, quantity):
+    """The test of a quantity of a pair."""
+    test = pair.compared[quantity].test
+    assert test is not None
+    return test
+
+
 def on_terminal(pair):
     text = io.StringIO()
     Console(file=text, width=130).print(tables(pair))
@@ -56,7 +63,7 @@ def test_a_pair_is_compared_seed_by_seed(pair):
     assert list(found.compared) == ["accuracy", "loss", "loss_area", "steps_to_threshold"]
     none, sqrt = (LOSS[name].astype(float) for name in ("none", "sqrt"))
     difference = none[:, -1] - sqrt[:, -1]
-    test = found.compared["loss"].test
+    test = result_of(found, "loss")
     assert test == paired_comparison(none[:, -1], sqrt[:, -1], better="lower")
     assert test.mean_difference == pytest.approx(difference.mean())
     assert test.p_value == pytest.approx(
@@ -83,7 +90,7 @@ def test_the_table_says_what_few_seeds_cannot_show(pair):
 def test_swapping_the_runs_swaps_the_signs(pair):
     (found,), (swapped,) = compare_runs(*pair), compare_runs(*pair[::-1])
     for name in ("accuracy", "loss", "loss_area"):
-        one, other = found.compared[name].test, swapped.compared[name].test
+        one, other = result_of(found, name), result_of(swapped, name)
         assert one.mean_difference == -other.mean_difference
         assert one.p_value == other.p_value
         assert one.probability_better == pytest.approx(1 - other.probability_better)
@@ -103,7 +110,9 @@ def test_times_are_compared_with_the_late_ones_censored(make_arm_run):
     (found,) = compare_runs(*pair)
     times = found.compared["steps_to_threshold"]
     assert times.short == (2, 0)
-    assert times.test.mean_difference == pytest.approx(np.mean([4, 4, 8, 28, 24]))
+    assert result_of(found, "steps_to_threshold").mean_difference == pytest.approx(
+        np.mean([4, 4, 8, 28, 24])
+    )
     text = on_terminal(found)
     assert "≥ 18 (8–>32)" in text
     assert "5 (4–8)" in text

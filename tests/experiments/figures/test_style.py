@@ -3,13 +3,14 @@
 import matplotlib
 import numpy as np
 import pytest
+from cycler import cycler
 
 from experiments.figures import style
 
 HOSTILE = {
     "axes.facecolor": "red",
     "axes.grid": False,
-    "axes.prop_cycle": matplotlib.cycler(color=["lime"]),
+    "axes.prop_cycle": cycler(color=["lime"]),
     "backend": "svg",
     "figure.figsize": (1, 1),
     "figure.facecolor": "black",
