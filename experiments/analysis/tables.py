@@ -100,8 +100,9 @@ def on_terminal(*tables: Table) -> RenderableType:
     """Tables for a rich console, each under its title and above its notes."""
     parts: list[RenderableType] = []
     for table in tables:
-        parts += [Text(table.title, style="italic"), _grid(table), Text()]
-        parts += map(Text, table.notes)
+        parts += [Text()] if parts else []
+        parts += [Text(table.title, style="italic"), _grid(table)]
+        parts += [Text(), *map(Text, table.notes)] if table.notes else []
     return Group(*parts)
 
 

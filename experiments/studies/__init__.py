@@ -33,5 +33,10 @@ STUDIES: dict[str, Study] = {
 
 
 def load(name: str) -> Callable[[Any], Any]:
-    """The `run` function of a study; imported late, as studies import JAX and Matplotlib."""
-    return importlib.import_module(f"experiments.studies.{name}").run
+    """The `run` function of a study, which draws in the house style.
+
+    Imported late, as studies import JAX and Matplotlib.
+    """
+    from experiments.figures import style
+
+    return style.house()(importlib.import_module(f"experiments.studies.{name}").run)

@@ -27,15 +27,14 @@ from matplotlib.lines import Line2D
 from scipy import optimize, special, stats
 
 from attention import theory
+from experiments.analysis.tables import Table, number
 from experiments.figures import style
 from experiments.studies import head_dimension, saturation, score_variance
 from experiments.studies.common import (
     Findings,
-    Grid,
     Request,
     Spread,
     check_seeds,
-    number,
     spread,
     study_key,
     with_interval,
@@ -679,7 +678,7 @@ def _positions(found: Audited) -> tuple[float, float, float]:
     return tuple((x - ends[1]) / half for x in (ends[0], scale(float(claim.printed)), ends[2]))
 
 
-def table(audited: list[Audited]) -> Grid:
+def table(audited: list[Audited]) -> Table:
     """The claims as a table."""
     rows = [
         (
@@ -694,10 +693,10 @@ def table(audited: list[Audited]) -> Grid:
         for a in audited
     ]
     header = ("claim", "printed", "median [5 %, 95 %]", "exact", "P", "verdict", "wrong in")
-    return Grid("What the article prints, and what its settings give", header, rows)
+    return Table("What the article prints, and what its settings give", header, rows)
 
 
-def averages_table(audited: list[Audited]) -> Grid:
+def averages_table(audited: list[Audited]) -> Table:
     """Measured averages beside the exact ones: whether the measurement itself can be trusted."""
     rows = [
         (
@@ -711,7 +710,7 @@ def averages_table(audited: list[Audited]) -> Grid:
         if a.average is not None and a.exact is not None
     ]
     header = ("claim", "average", "measured", "exact", "apart")
-    return Grid("Averages over seeds against exact theory", header, rows)
+    return Table("Averages over seeds against exact theory", header, rows)
 
 
 def _probability_text(p: float) -> str:

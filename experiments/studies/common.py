@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsFloat
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
-from rich import box
 from rich.console import Group, RenderableType
 from rich.markdown import Markdown
-from rich.table import Table
+from rich.text import Text
 
+from experiments.analysis.tables import Table, interval, number, on_terminal, page
 from experiments.figures import style
-from experiments.runs import recording
+from experiments.runs.environment import environment
+from experiments.runs.folder import write_json, write_text
 
 BASE_SEED = 20170612  # of every study
 # A random stream is named and folded in, so that a new one never shifts another's draws.
@@ -44,20 +45,12 @@ class Request(NamedTuple):
         return check_seeds(own if self.seeds is None else self.seeds)
 
 
-class Grid(NamedTuple):
-    """A table, before it is known what it is drawn with."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: Sequence[Sequence[str]]
-
-
 class Findings(NamedTuple):
     """What a study found."""
 
     title: str
     answer: str  # markdown: what was found, first of all
-    tables: tuple[Grid, ...]
+    tables: tuple[Table, ...]
     figures: dict[str, Figure]  # file name to figure
     captions: dict[str, str]  # file name to what the figure shows
     settings: dict[str, Any]  # everything the numbers depend on
@@ -139,23 +132,13 @@ def spread(values: np.ndarray) -> Spread:
     return Spread(median, low, high, values.mean(), float(error), values.size)
 
 
-def number(value: SupportsFloat, digits: int = 3) -> str:
-    """A number for people: digits significant ones, no exponent between 1e-3 and 1e4."""
-    value = float(value)
-    if not np.isfinite(value) or value == 0:
-        return f"{value:g}"
-    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
-    if -3 <= exponent < 4:
-        return f"{value:.{max(digits - 1 - exponent, 0)}f}"
-    mantissa, _, exponent = f"{value:.{max(digits - 2, 0)}e}".partition("e")
-    return f"{mantissa}e{int(exponent)}"
-
-
 def with_interval(sample: Spread, digits: int = 3) -> str:
     """Median [5 %, 95 %]."""
-    return f"{number(sample.median, digits)} [{number(sample.low, digits)}, " + (
-        f"{number(sample.high, digits)}]"
-    )
+
+    def form(value: float) -> str:
+        return number(value, digits)
+
+    return f"{form(sample.median)} {interval(sample.low, sample.high, form)}"
 
 
 def with_error(sample: Spread, digits: int = 3) -> str:
@@ -176,62 +159,36 @@ def write(findings: Findings, out: Path, command: str, quick: bool) -> None:
       quick: whether it was a quick run, which every output says.
     """
     out.mkdir(parents=True, exist_ok=True)
-    environment = recording.environment(jax.devices(), "highest")
+    surroundings = environment(jax.devices(), "highest")
     for name, figure in findings.figures.items():
         if quick:
-            figure.suptitle("quick run", x=0.99, ha="right", fontsize=8)
+            with style.house():
+                figure.suptitle("quick run", x=0.99, ha="right", fontsize=8)
         style.save(figure, out / "figures" / name)
-    (out / "report.md").write_text(_report(findings, command, quick, environment))
+    write_text(out / "report.md", _report(findings, command, quick, surroundings))
     summary = {
         "command": command,
         "quick": quick,
         "settings": findings.settings,
         "numbers": findings.numbers,
-        "environment": environment,
+        "environment": surroundings,
     }
-    recording.write_json(out / "summary.json", summary)
+    write_json(out / "summary.json", summary)
 
 
 def terminal(findings: Findings) -> RenderableType:
     """The findings for a rich console."""
-    return Group(
-        *(part for grid in findings.tables for part in (_terminal_table(grid), "")),
-        Markdown(findings.answer),
-    )
+    return Group(on_terminal(*findings.tables), Text(), Markdown(findings.answer))
 
 
-def _terminal_table(grid: Grid) -> Table:
-    table = Table(title=grid.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, name in enumerate(grid.header):
-        table.add_column(name, justify="right" if i else "left", vertical="bottom")
-    for row in grid.rows:
-        table.add_row(*row)
-    return table
-
-
-def _report(findings: Findings, command: str, quick: bool, environment: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
-    revision = environment["git_revision"]
+def _report(findings: Findings, command: str, quick: bool, surroundings: dict[str, Any]) -> str:
     settings = [f"{name.replace('_', ' ')} {value}" for name, value in findings.settings.items()]
-    parts = [
-        f"# {findings.title}",
-        "**A quick run: fewer seeds than the numbers deserve.**" * quick,
-        findings.answer,
-        *(_markdown_table(grid) for grid in findings.tables),
-        *(
-            f"![{findings.captions[name]}](figures/{name}.png)\n\n{findings.captions[name]}"
-            for name in findings.figures
-        ),
-        findings.notes,
-        f"```sh\n{command}\n```",
-        f"Settings: {'; '.join(settings)}.",
-        f"Made with {versions}, on {environment['platform']}, {environment['cores']} cores"
-        + (f", revision {revision}." if revision else "."),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _markdown_table(grid: Grid) -> str:
-    lines = [grid.header, ["---", *["---:"] * (len(grid.header) - 1)], *grid.rows]
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return f"**{grid.title}**\n\n{table}"
+    return page(
+        findings.title,
+        opening=["**A quick run: fewer seeds than the numbers deserve.**" * quick, findings.answer],
+        tables=findings.tables,
+        figures={f"figures/{name}.png": findings.captions[name] for name in findings.figures},
+        closing=[findings.notes, f"Settings: {'; '.join(settings)}."],
+        command=command,
+        environment=surroundings,
+    )

@@ -18,16 +18,9 @@ from scipy import stats
 
 from attention import attention_statistics, dot_product_attention, score_rule, theory
 from attention.head_statistics import DEAD_BELOW
+from experiments.analysis.tables import Table, number
 from experiments.figures import style
-from experiments.studies.common import (
-    Findings,
-    Grid,
-    Request,
-    normal,
-    number,
-    over_seeds,
-    study_key,
-)
+from experiments.studies.common import Findings, Request, normal, over_seeds, study_key
 
 RULES = ("none", "sqrt")
 KEY_DIMS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -246,7 +239,7 @@ def run(request: Request) -> Findings:
             f"{DEAD_BELOW:g}; scaled: {last.dead_rows[1]:.0%}). What scaling changes is "
             "not how large the gradient is, but that every row has one."
         ),
-        tables=(Grid("Unscaled / scaled [95 % interval]", header, table),),
+        tables=(Table("Unscaled / scaled [95 % interval]", header, table),),
         figures={"gradient_flow": draw(flows, LENGTH)},
         captions={
             "gradient_flow": "Left: gradients without scaling over those with it, pooled in two "

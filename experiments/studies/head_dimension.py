@@ -13,13 +13,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attention import score_rule, theory
+from experiments.analysis.tables import Table, number
 from experiments.figures import style
 from experiments.studies import gradient_flow, saturation
 from experiments.studies.common import (
     Findings,
-    Grid,
     Request,
-    number,
     spread,
     study_key,
     with_error,
@@ -161,7 +160,7 @@ def run(request: Request) -> Findings:
             f"(median {number(scaled_change[0], 2)} and {number(scaled_change[1], 2)}), which is "
             f"nowhere near uniform: scaled attention over random keys still prefers some."
         ),
-        tables=(Grid("Median [5 %, 95 %] and mean ± standard error", header, rows),),
+        tables=(Table("Median [5 %, 95 %] and mean ± standard error", header, rows),),
         figures={"head_dimension": draw(measured)},
         captions={
             "head_dimension": f"Attention over n = {LENGTH} random keys against d_k; lines in the "

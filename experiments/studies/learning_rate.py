@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from experiments.studies.common import Findings, Request, number
+from experiments.analysis.tables import number
+from experiments.studies.common import Findings, Request
 from experiments.studies.convergence.cells import cell_path, progress
 from experiments.studies.convergence.figures import learning_rate_figure
 from experiments.studies.convergence.protocol import choose_cells, protocol

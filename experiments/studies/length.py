@@ -21,13 +21,12 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from attention import attention_statistics, dot_product_attention, theory
+from experiments.analysis.tables import Table, number
 from experiments.figures import style
 from experiments.studies.common import (
     Findings,
-    Grid,
     Request,
     normal,
-    number,
     over_seeds,
     spread,
     study_key,
@@ -186,7 +185,7 @@ def run(request: Request) -> Findings:
             "there is something to find."
         ),
         tables=(
-            Grid(
+            Table(
                 "Weight of the needle, mean ± standard error, and entropy / ln n of random keys",
                 header,
                 rows,

@@ -17,13 +17,12 @@ from matplotlib.figure import Figure
 from scipy.interpolate import CubicSpline
 
 from attention import attention_statistics, dot_product_attention, theory
+from experiments.analysis.tables import Table, number
 from experiments.figures import style
 from experiments.studies.common import (
     Findings,
-    Grid,
     Request,
     normal,
-    number,
     over_seeds,
     spread,
     study_key,
@@ -260,7 +259,7 @@ def run(request: Request) -> Findings:
             f"{within:.0%} of the measured means are within 2 standard errors of exact theory, "
             f"the furthest at {worst:.1f}."
         ),
-        tables=(Grid("Measured mean (exact)", header, rows),),
+        tables=(Table("Measured mean (exact)", header, rows),),
         figures={"saturation": draw(curves)},
         captions={
             "saturation": "Row statistics against σ/σ_c. Points: measured means ± 2 s.e.; lines: "

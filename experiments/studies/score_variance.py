@@ -16,13 +16,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attention import dot_product_attention, score_rule, theory
+from experiments.analysis.tables import Table, number
 from experiments.figures import style
 from experiments.studies.common import (
     Findings,
-    Grid,
     Request,
     normal,
-    number,
     over_seeds,
     spread,
     study_key,
@@ -150,7 +149,7 @@ def run(request: Request) -> Findings:
             "that undoes it. The excess kurtosis is 6/d_k: from d_k ≈ 16 on, scores are nearly "
             "normal."
         ),
-        tables=(Grid(f"Moments of the scores, {PAIRS} pairs a seed", header, rows),),
+        tables=(Table(f"Moments of the scores, {PAIRS} pairs a seed", header, rows),),
         figures={"score_variance": draw(result, PAIRS)},
         captions={
             "score_variance": "Left: variance of the logits against d_k, median and 5–95 % over "

@@ -10,8 +10,9 @@ from scipy import stats
 
 from experiments.analysis.paired import clip_at_worst, paired_comparison
 from experiments.analysis.sweeps import learning_rate_sensitivity
+from experiments.analysis.tables import Table, number
 from experiments.analysis.times import THRESHOLD, CensoredTimes, kaplan_meier
-from experiments.studies.common import Findings, Grid, number
+from experiments.studies.common import Findings
 from experiments.studies.convergence import figures as figures
 from experiments.studies.convergence.cells import Cell
 from experiments.studies.convergence.outcomes import (
@@ -124,7 +125,7 @@ CAPTIONS = {
 }
 
 
-def _primary_table(results: Sequence[CellResult], found: Sequence[Comparison]) -> Grid:
+def _primary_table(results: Sequence[CellResult], found: Sequence[Comparison]) -> Table:
     rows = []
     compared = {(c.cell, c.choice, c.arm): c for c in found}
     for result in results:
@@ -147,7 +148,7 @@ def _primary_table(results: Sequence[CellResult], found: Sequence[Comparison]) -
     header = ("cell", "rate", "arm", "learning rate", "reached", "median", "mean, cut")
     versus = ("− sqrt [95 %]", "p", "Holm", "Wilcoxon", "log-rank", "P(faster)")
     title = f"Steps to {THRESHOLD:.0%} held-out accuracy"
-    return Grid(title, header + versus, rows)
+    return Table(title, header + versus, rows)
 
 
 def _versus(c: Comparison) -> tuple[str, ...]:
@@ -163,7 +164,7 @@ def _versus(c: Comparison) -> tuple[str, ...]:
     )
 
 
-def _article_table(results: Sequence[CellResult]) -> Grid:
+def _article_table(results: Sequence[CellResult]) -> Table:
     """What the article's table of benefits claims, measured: sqrt against none."""
     rows = []
     for result in results:
@@ -199,10 +200,10 @@ def _article_table(results: Sequence[CellResult]) -> Grid:
         "entropy at the end",
         "diverged",
     )
-    return Grid("The article's table of benefits, measured", header, rows)
+    return Table("The article's table of benefits, measured", header, rows)
 
 
-def tuning_table(tuned: Sequence[tuple[Cell, Tuning]]) -> Grid:
+def tuning_table(tuned: Sequence[tuple[Cell, Tuning]]) -> Table:
     """Each arm's best rate, and how much a wrong one costs (Wortsman et al. 2023)."""
     rows = []
     for cell, tuning in tuned:
@@ -223,7 +224,7 @@ def tuning_table(tuned: Sequence[tuple[Cell, Tuning]]) -> Grid:
                 )
             )
     header = ("cell", "arm", "grid", "best rate", "its loss area", "sensitivity", "ℓ*")
-    return Grid("Tuning: learning rates, and the final loss's sensitivity to them", header, rows)
+    return Table("Tuning: learning rates, and the final loss's sensitivity to them", header, rows)
 
 
 def _answer(results: Sequence[CellResult], found: Sequence[Comparison]) -> str:

@@ -10,6 +10,7 @@ import pytest
 from scipy import special
 
 from attention import theory
+from experiments.analysis.tables import Table
 from experiments.figures import style
 from experiments.studies import (
     STUDIES,
@@ -20,7 +21,7 @@ from experiments.studies import (
     saturation,
     score_variance,
 )
-from experiments.studies.common import Findings, Grid, Request
+from experiments.studies.common import Findings, Request
 
 KEY = jax.random.key(7)
 NOWHERE = Path("nowhere")
@@ -63,27 +64,10 @@ def test_number_of_seeds():
     assert Request(NOWHERE, seeds=3, quick=True).number_of_seeds(100, 10) == 3
 
 
-@pytest.mark.parametrize(
-    "value, text",
-    [
-        (0.8317, "0.832"),
-        (64.0, "64.0"),
-        (1012.3, "1012"),
-        (-25.34, "-25.3"),
-        (0.99996, "1.00"),
-        (3.2e-6, "3.2e-6"),
-        (17420.0, "1.7e4"),
-        (0, "0"),
-        (np.inf, "inf"),
-    ],
-)
-def test_numbers_for_people(value, text):
-    assert common.number(value) == text
-
-
 def test_spread():
     sample = common.spread(np.arange(101.0))
     assert sample[:4] == (50, 5, 95, 50)
+    assert common.with_interval(sample) == "50.0 [5.00, 95.0]"
     assert sample.standard_error == pytest.approx(np.sqrt(101 * 102 / 12) / np.sqrt(101))
 
 
@@ -93,7 +77,7 @@ def findings():
     return Findings(
         title="Title",
         answer="The answer.",
-        tables=(Grid("A table", ("a", "b"), [("1", "2")]),),
+        tables=(Table("A table", ("a", "b"), [("1", "2")]),),
         figures={"picture": figure},
         captions={"picture": "What it shows."},
         settings={"seeds": 3},
