@@ -30,7 +30,7 @@ def run(parsed: Parsed) -> int:
     process = settings.check_process(parsed.pick(settings.ProcessOptions))
     typed = parsed.pick(settings.TrainConfig)
     config = None if options.resume else settings.resolve(typed)
-    startup.use_compilation_cache(process.compilation_cache)
+    startup.use_compilation_cache(say, process.compilation_cache)
     with train.leading(process, typed) as followers:  # the other processes end here
         from experiments.analysis.report import write_results
         from experiments.runs.record import record
@@ -50,7 +50,9 @@ def run(parsed: Parsed) -> int:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(sys.argv))
-    except KeyboardInterrupt:  # before the first step, or a second one
+        from experiments.commands.startup import end_at_interrupt
+    except KeyboardInterrupt:
         print("train.py: interrupted", file=sys.stderr)
         sys.exit(130)
+    end_at_interrupt("train.py")
+    sys.exit(main(sys.argv))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-# Imports are late: Ctrl-C during them is one line too.
+# Imports are late: Ctrl-C during them is one line, too.
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,8 +31,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv))
-    except KeyboardInterrupt:
-        print("experiments: interrupted", file=sys.stderr)
-        sys.exit(130)
+    from experiments.commands.startup import end_at_interrupt
+
+    end_at_interrupt("experiments")
+    sys.exit(main(sys.argv))

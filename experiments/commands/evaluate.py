@@ -31,7 +31,7 @@ class EvaluateOptions(ReadOptions):
 def evaluate(parsed: Parsed) -> int:
     """Print a row for each arm; returns the exit status."""
     (run,), options = folders(parsed), parsed.pick(EvaluateOptions)
-    startup.use_compilation_cache()
+    startup.use_compilation_cache(console.say)
     import jax
 
     from experiments.analysis.tables import on_terminal
@@ -53,7 +53,7 @@ def table(run: Path, evaluated: Evaluated) -> Table:
     several = len(config.learning_rate) > 1
     lanes: dict[str, list[int]] = {}
     for i, name in enumerate(config.lane_names()):
-        rate = f", learning rate {name.learning_rate:g}" * several
+        rate = f", learning rate {name.learning_rate}" * several
         lanes.setdefault(labels[name.scale] + rate, []).append(i)
     rows = [
         (

@@ -37,7 +37,7 @@ def plot(parsed: Parsed) -> int:
     for arm in arms:
         if not len(arm.steps):
             raise ValueError(f"{arm.folder} has no rows yet")
-    startup.use_compilation_cache()
+    startup.use_compilation_cache(console.say)
     drawn = draw_figures(arms, out, console.say)
     console.show(terminal_tables(summarize_arms(arms)))
     console.page(f"figures: {', '.join(map(str, drawn))}")

@@ -8,14 +8,14 @@ import os
 # A warm start from the compilation cache otherwise prints some 14 KB of loader messages.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import contextlib
 import re
+import signal
 import sys
 import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-
-from experiments.commands import console
 
 OFF = Path("off")
 FOLDER, LEAST_SECONDS = "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
@@ -24,9 +24,7 @@ _USERS_FOLDER = os.environ.get(FOLDER)  # before any command has set it
 _ENTRY = re.compile(r".+-[0-9a-f]{64}-cache")
 
 
-def use_compilation_cache(
-    folder: Path | None = None, say: Callable[[str], None] = console.say
-) -> None:
+def use_compilation_cache(say: Callable[[str], None], folder: Path | None = None) -> None:
     """Keep compiled programs in a folder, so that the next start needs no compiler.
 
     A damaged entry is deleted first: JAX would warn about it at every start, and never replace it.
@@ -34,9 +32,9 @@ def use_compilation_cache(
     Imports no JAX.
 
     Args:
+      say: called with one line if there is no cache although one was wanted.
       folder: OFF is none; None is the one that JAX_COMPILATION_CACHE_DIR names, left as it is, or
         else the user's own cache folder.
-      say: called with one line if there is no cache although one was wanted.
     """
     if folder == OFF or (folder is None and _USERS_FOLDER):
         return
@@ -54,6 +52,24 @@ def use_compilation_cache(
         os.environ[name] = str(value)
         if "jax" in sys.modules:  # it has read its environment
             sys.modules["jax"].config.update(name.lower(), value)
+
+
+def end_at_interrupt(name: str) -> None:
+    """Have Ctrl-C end this process at once, in one line that begins with the command's name.
+
+    As an exception it would get lost in whatever is loaded or compiled just then. A run has its own
+    way from its first step on, until a second Ctrl-C; before that there is nothing to lose. Where
+    the parent ignores the signal, it stays ignored.
+    """
+
+    def end(*_: object) -> None:
+        show_cursor = b"\x1b[?25h" if os.isatty(2) else b""
+        with contextlib.suppress(OSError):
+            os.write(2, show_cursor + f"{name}: interrupted\n".encode())
+        os._exit(128 + signal.SIGINT)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, end)
 
 
 def check_machine(start: Callable[[], object]) -> None:

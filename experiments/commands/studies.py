@@ -58,7 +58,7 @@ def run_studies(name: str, parsed: Parsed) -> int:
         raise ValueError(f"cells: only {' and '.join(OF_CELLS)} have cells")
     if options.out is not None and options.out.exists() and not options.out.is_dir():
         raise ValueError(f"out: {options.out} is a file, must be a folder")
-    startup.use_compilation_cache()
+    startup.use_compilation_cache(console.say)
     import jax
 
     startup.check_machine(jax.devices)

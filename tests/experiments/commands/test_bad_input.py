@@ -145,7 +145,7 @@ def nothing_begins(folder):
         patch.chdir(folder)
         patch.setenv("HOME", str(folder))
         patch.setattr(record, "note_surroundings", note_surroundings)
-        patch.setattr(startup, "use_compilation_cache", lambda *folder: None)
+        patch.setattr(startup, "use_compilation_cache", lambda *_: None)
         yield begun
 
 
@@ -250,7 +250,7 @@ def test_reading_a_damaged_run_works_or_is_refused_in_one_line(tiny_run, tmp_pat
             assert len({len(column) for column in table.values()}) == 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(draw, "draw_figures", lambda *arguments: [])
-        patch.setattr(startup, "use_compilation_cache", lambda: None)
+        patch.setattr(startup, "use_compilation_cache", lambda *_: None)
         for command in ("compare", "plot"):
             runs = (str(folder), str(tiny_run))
             status, error = call(tools.main, "experiments", command, *runs)

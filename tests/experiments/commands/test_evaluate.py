@@ -8,7 +8,7 @@ from experiments.commands import startup
 
 @pytest.fixture(autouse=True)
 def no_cache(monkeypatch):
-    monkeypatch.setattr(startup, "use_compilation_cache", lambda: None)
+    monkeypatch.setattr(startup, "use_compilation_cache", lambda *_: None)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def fake_study(monkeypatch):
         return common.Findings("T", "An answer.", (), {}, {}, {}, {})
 
     monkeypatch.setattr(studies, "load", lambda name: run)
-    monkeypatch.setattr(startup, "use_compilation_cache", lambda: None)
+    monkeypatch.setattr(startup, "use_compilation_cache", lambda *_: None)
     return asked
 
 
@@ -75,7 +75,7 @@ def test_everything_has_a_help_of_its_own(name, capsys):
 )
 def test_usage_errors_are_one_line_and_status_2(argv, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(startup, "use_compilation_cache", lambda: None)
+    monkeypatch.setattr(startup, "use_compilation_cache", lambda *_: None)
     (tmp_path / "FILE").touch()
     assert command.main(["experiments", *argv]) == 2
     captured = capsys.readouterr()

@@ -42,7 +42,7 @@ def test_damaged_entries_are_deleted_and_what_else_is_there_stays(tmp_path, upda
     others |= {"notes": b"mine", "my-cache": b"mine"}
     for name, content in others.items():
         (tmp_path / name).write_bytes(content)
-    startup.use_compilation_cache(tmp_path, pytest.fail)
+    startup.use_compilation_cache(pytest.fail, tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == others
     assert updates["jax_compilation_cache_dir"] == str(tmp_path)
 
@@ -50,8 +50,8 @@ def test_damaged_entries_are_deleted_and_what_else_is_there_stays(tmp_path, upda
 def test_a_cache_that_cannot_be_is_done_without_in_one_line(tmp_path, updates):
     (tmp_path / "file").touch()
     lines = []
-    startup.use_compilation_cache(tmp_path / "file", lines.append)
-    startup.use_compilation_cache(tmp_path / "file" / "cache", lines.append)
+    startup.use_compilation_cache(lines.append, tmp_path / "file")
+    startup.use_compilation_cache(lines.append, tmp_path / "file" / "cache")
     assert updates == {}
     assert len(lines) == 2
     assert all(
@@ -67,13 +67,13 @@ def test_no_home_is_no_cache_and_one_line(updates, monkeypatch):
     for name in ("HOME", "XDG_CACHE_HOME"):
         os.environ.pop(name, None)
     lines = []
-    startup.use_compilation_cache(say=lines.append)
+    startup.use_compilation_cache(lines.append)
     assert updates == {}
     assert lines == ["no compilation cache: Could not determine home directory."]
 
 
 def test_off_is_no_cache_and_no_line(updates):
-    startup.use_compilation_cache(Path("off"), pytest.fail)
+    startup.use_compilation_cache(pytest.fail, Path("off"))
     assert updates == {}
 
 
@@ -86,7 +86,7 @@ if sys.argv[1] == "JAX":
     jax.config.update("jax_compilation_cache_dir", sys.argv[2])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 else:
-    startup.use_compilation_cache(*map(Path, sys.argv[2:]))
+    startup.use_compilation_cache(print, *map(Path, sys.argv[2:]))
     assert "jax" not in sys.modules
 import jax
 print(jax.jit(lambda x: 2 * x + 1)(20.5))
