@@ -1,4 +1,10 @@
-"""Suite-wide strictness: one CPU device, ranks never broadcast by accident, warnings are errors."""
+"""Suite-wide strictness: two CPU devices, ranks never broadcast by accident, warnings are errors."""
+
+import os
+import time
+
+# A program that comes from the cache otherwise has 14 KB to say; read when XLA is loaded.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import hypothesis
 import jax
@@ -14,9 +20,34 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("suite")
 
+A_FORTNIGHT = 14 * 24 * 3600.0  # seconds
+
 
 def pytest_addoption(parser):
     parser.addoption("--kills", type=int, default=30, help="how often test_survival.py kills runs")
+
+
+def pytest_configure(config):
+    """Share compiled programs between workers, the processes that tests start, and sessions.
+
+    JAX names an entry by all that its bytes depend on: program, compiler, flags, CPU. None can be
+    stale, and the only harm that parallel workers can do each other is half an entry, which is
+    compiled instead. `pytest --cache-clear` empties it.
+    """
+    config.addinivalue_line("filterwarnings", "ignore:Error (reading|writing) persistent comp")
+    cache = getattr(config, "cache", None)
+    if cache is None or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return
+    folder = cache.mkdir("compiled")
+    for entry in folder.iterdir():
+        if entry.stat().st_mtime < time.time() - A_FORTNIGHT:
+            entry.unlink(missing_ok=True)
+    for name, value in (
+        ("jax_compilation_cache_dir", str(folder)),
+        ("jax_persistent_cache_min_compile_time_secs", 0.2),
+    ):
+        os.environ[name.upper()] = str(value)
+        jax.config.update(name, value)
 
 
 TINY = TrainConfig(

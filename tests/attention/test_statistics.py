@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention import AttentionStatistics, attention_statistics, entropy, head_means
+from attention.head_statistics import HEAD_STATISTICS
 
 SEEDS = st.integers(0, 2**32 - 1)
 ROWS, KEYS = 6, 5  # one shape for most tests: every other one compiles anew
@@ -240,6 +241,7 @@ def test_head_means_leave_out_rows_with_nothing_to_tell():
         "logit_std": (log3 / 2 + 50) / 4,
         "logit_max": 40,
     }
+    assert expected.keys() == HEAD_STATISTICS.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(getattr(means, name)[0], value, rtol=1e-6, err_msg=name)
         assert np.isnan(getattr(means, name)[1]), name

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import transformer
+from attention import score_rule, transformer
 from attention.transformer import TransformerConfig
 
 SMALL = TransformerConfig(
@@ -144,3 +144,71 @@ def test_half_precision_keeps_float32_parameters_and_statistics():
     np.testing.assert_allclose(
         output.logits, run(SMALL, params, tokens_for(SMALL)).logits, atol=0.3
     )
+
+
+# Score rules with parameters of their own
+
+LEARNED = SMALL._replace(hooks=score_rule("learned", SMALL.d_k).hooks)
+
+
+def with_rule(params, log_scale):
+    """params with a log temperature for each layer and head, [L, H]."""
+    layers = {f"layer_{i}": {"log_scale": jnp.asarray(own)} for i, own in enumerate(log_scale)}
+    return {**params, transformer.SCORE_RULE: layers}
+
+
+def test_a_rules_parameters_stand_beside_the_model_and_shift_none_of_its_draws():
+    plain, learned = initialize(SMALL), initialize(LEARNED)
+    rule = transformer.rule_parameters(learned)
+    np.testing.assert_array_equal(rule["log_scale"], np.zeros((2, 2)))
+    assert transformer.rule_parameters(plain) == {}
+    model = {name: part for name, part in learned.items() if name != transformer.SCORE_RULE}
+    chex.assert_trees_all_equal(model, plain)
+    # At its start it is the number that it starts from.
+    tokens = tokens_for(SMALL)
+    chex.assert_trees_all_equal(run(LEARNED, learned, tokens, 0.3), run(SMALL, plain, tokens, 0.3))
+
+
+@pytest.mark.parametrize("attention", ["plain", "streaming"])
+def test_each_layer_and_head_has_its_own_temperature(attention):
+    """Against the same model with W_q of that layer and head multiplied by it."""
+    config = LEARNED._replace(attention=attention)
+    params, tokens = initialize(SMALL), tokens_for(SMALL)
+    log_scale = np.log(np.float32([[1, 2], [4, 8]]))
+    found = run(config, with_rule(params, log_scale), tokens, 0.3)
+    folded = dict(params)
+    for layer in range(2):
+        name = f"attention_{layer}"
+        kernel = (
+            params[name]["query"]["kernel"] * np.exp(log_scale[layer])[None, :, None]
+        )  # [D, H, K]
+        folded[name] = {**params[name], "query": {"kernel": kernel}}
+    expected = run(SMALL._replace(attention=attention), folded, tokens, 0.3)
+    np.testing.assert_allclose(found.logits, expected.logits, rtol=1e-4, atol=1e-5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+        found.statistics,
+        expected.statistics,
+    )
+    # And they are told apart: hotter heads are sharper, layer by layer.
+    assert np.all(found.statistics.entropy[:, 0] > found.statistics.entropy[:, 1])
+
+
+def test_a_temperatures_gradient_is_that_of_its_own_logits():
+    """∂loss/∂s = Σ ∂loss/∂logits · logits over the rows of its layer and head, as each ∝ exp s."""
+    params, tokens = initialize(SMALL), tokens_for(SMALL)
+    log_scale = jnp.asarray([[0.1, -0.2], [0.3, 0.4]])
+    probe = jnp.zeros((2, 3, 2, 6, 6))
+
+    def loss(log_scale, probe):
+        output = transformer.apply(
+            LEARNED, with_rule(params, log_scale), tokens, 0.3, logit_probe_LBHTS=probe
+        )
+        return jnp.sum(output.logits**3), output.weights
+
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
+    (by_head, by_logits), weights = gradient(log_scale, probe)
+    # The logits up to a constant per row, which Jᵀ removes from the product.
+    expected = jnp.sum(by_logits * jnp.log(weights), axis=(1, 3, 4))
+    np.testing.assert_allclose(by_head, expected, rtol=1e-3)
+    assert np.all(np.abs(by_head) > 1e-3)

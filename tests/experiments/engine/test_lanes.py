@@ -7,22 +7,25 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.config import resolve
+from experiments.config import LaneName, resolve
 from experiments.engine import lanes, training
-from experiments.engine.lanes import Chunk, LaneName, Place
-from experiments.runs.run import train
+from experiments.engine.devices import Place, start_places
+from experiments.engine.lanes import Chunk
+from experiments.runs.record import train
 
 
 def test_lanes_are_the_product_of_scale_rate_and_seed(tiny):
     config = resolve(
         dataclasses.replace(tiny, scale=("none", "0.5"), learning_rate=(1e-3, 1e-2), seed=7)
     )
-    names = lanes.lane_names(config)
+    names = config.lane_names()
     assert len(names) == 8
     assert names[0] == LaneName("none", 1e-3, 7)
     assert names[-1] == LaneName("0.5", 1e-2, 8)
-    multipliers = [lane.multiplier.item() for lane in lanes.lanes_of(config)]
-    assert multipliers == [1.0] * 4 + [0.5] * 4
+    planned = lanes.plan_lanes(config)
+    assert [one.lane.multiplier.item() for one in planned] == [1.0] * 4 + [0.5] * 4
+    assert [one.lane.seed.item() for one in planned] == [name.seed for name in names]
+    assert len({one.program for one in planned}) == 1  # numbers share one compiled program
 
 
 @pytest.mark.parametrize("start", [0, 3, 40])
@@ -50,15 +53,15 @@ def test_a_finished_run_needs_no_chunk():
     ]
 
 
-def results(config, devices):
-    places = [Place((device,)) for device in devices]
-    program = training.lane_program(config)
+def results(config, devices, vectorize=False):
+    config, places = resolve(config), [Place((device,)) for device in devices]
     chunks = lanes.plan_chunks(0, config.steps, evaluate_every=5, end_every=config.steps)
-    return list(lanes.run_chunks(program, lanes.lanes_of(config), chunks, places=places))
+    planned = lanes.plan_lanes(config)
+    return list(lanes.run_chunks(planned, chunks, places=places, vectorize=vectorize))
 
 
 def test_a_lane_has_the_same_bits_alone_beside_others_and_on_any_device(tiny):
-    both = resolve(dataclasses.replace(tiny, dropout_rate=0.1))
+    both = dataclasses.replace(tiny, dropout_rate=0.1)
     alone = dataclasses.replace(both, scale=("none",), num_seeds=1, seed=1)
     first, second = jax.devices()[:2]
     reference = results(both, [first])
@@ -72,7 +75,7 @@ def test_a_lane_has_the_same_bits_alone_beside_others_and_on_any_device(tiny):
 
 def test_arms_are_paired_by_seed(tiny):
     """Same weights and batches in both arms: step 0 differs by the scale alone."""
-    result = train(dataclasses.replace(tiny, scale=("1.0", "none"), steps=4))
+    result = train(dataclasses.replace(tiny, scale=("power:0", "none"), steps=4))  # both ×1
     for field in jax.tree.leaves(result.metrics):
         np.testing.assert_array_equal(field[:2], field[2:])
     different = train(dataclasses.replace(tiny, steps=4))
@@ -90,16 +93,18 @@ def test_numbers_do_not_depend_on_when_they_are_looked_at(tiny):
 
 
 def test_vectorized_lanes_train_alike_within_rounding(tiny):
+    """Two arms with a rate that learns and one that breaks; three chunks of 5, 5 and 2 steps."""
     config = dataclasses.replace(tiny, optimizer="sgd", learning_rate=(1e-2, 1e25), num_seeds=1)
-    alone, together = (
-        train(dataclasses.replace(config, vectorize_lanes=vectorize)) for vectorize in (False, True)
-    )
-    np.testing.assert_allclose(alone.metrics.loss[::2], together.metrics.loss[::2], rtol=1e-4)
-    diverged = [
-        [int(s.diverged_at) for s in run.states if s is not None] for run in (alone, together)
-    ]
-    assert diverged[0] == diverged[1]
-    assert diverged[0][::2] == [-1, -1]
+    runs = [results(config, jax.devices()[:1], vectorize=v) for v in (False, True)]
+    for alone, together in zip(*runs, strict=True):
+        np.testing.assert_allclose(
+            alone.metrics.loss[::2], together.metrics.loss[::2], rtol=1e-4, atol=1e-6
+        )
+        np.testing.assert_array_equal(*(np.isnan(r.metrics.loss) for r in (alone, together)))
+        diverged = [[int(s.diverged_at) for s in r.states] for r in (alone, together)]
+        assert diverged[0] == diverged[1]
+        assert diverged[0][::2] == [-1, -1]
+    assert min(diverged[0][1::2]) > 0
 
 
 def test_devices_that_share_a_batch_train_alike_within_rounding(tiny):
@@ -120,8 +125,8 @@ def test_devices_that_share_a_batch_train_alike_within_rounding(tiny):
 
 
 def test_a_shared_batch_is_really_split(tiny):
-    program = training.lane_program(resolve(dataclasses.replace(tiny, batch_shards=2)))
-    place = lanes.start_places(1, 2)[0]
+    program = lanes.plan_lanes(resolve(dataclasses.replace(tiny, batch_shards=2)))[0].program
+    place = start_places(1, 2)[0]
     with place.current():
         key = place.put(training.stream_key(np.uint32(0), "data"))
         batch = jax.jit(training.sample_batch, static_argnames="program")(program, key)
@@ -135,4 +140,4 @@ def test_places_that_devices_can_not_make_are_refused():
     devices = len(jax.devices())
     message = rf"batch_shards: {devices + 1}, but a process has {devices} devices \(cpu\)"
     with pytest.raises(ValueError, match=message):
-        lanes.start_places(4, devices + 1)
+        start_places(4, devices + 1)

@@ -4,7 +4,7 @@ import pytest
 
 from experiments.config import TrainConfig, resolve
 from experiments.engine import training
-from experiments.engine.lanes import make_lane
+from experiments.engine.lanes import plan_lanes
 from experiments.tasks import TASKS, make_task
 
 STEPS = {"sort": 400, "recall": 500, "histogram": 700, "induction": 500, "majority": 900}
@@ -12,13 +12,12 @@ STEPS = {"sort": 400, "recall": 500, "histogram": 700, "induction": 500, "majori
 
 @pytest.mark.parametrize("name", TASKS)
 def test_scaled_attention_learns(name):
-    config = resolve(
-        TrainConfig(task=name, sequence_length=8, vocab_size=6, d_model=32, d_k=16, eval_size=128)
-    )
-    program, lane = training.lane_program(config), make_lane(16**-0.5, 3e-3, 0)
+    size = {"sequence_length": 8, "vocab_size": 6, "d_model": 32, "d_k": 16, "eval_size": 128}
+    config = TrainConfig(task=name, scale="sqrt", learning_rate=3e-3, num_seeds=1, **size)
+    [(program, lane)] = plan_lanes(resolve(config))
     state, left = training.initialize(program, lane), STEPS.get(name, 200)
     while left > 0:
-        state, _ = training.advance(program, lane, state, min(left, training.CAPACITY))
+        state, _, _ = training.advance(program, lane, state, min(left, training.CAPACITY))
         left -= training.CAPACITY
     accuracy = training.evaluate(program, lane, state).accuracy
     chance = make_task(name, sequence_length=8, vocab_size=6).chance_accuracy

@@ -1,5 +1,7 @@
 """One lane: its step against a plain loop, its streams, its guard against what is not finite."""
 
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -8,18 +10,21 @@ import optax
 import pytest
 
 from attention import transformer
+from experiments.arms import make_arm
 from experiments.config import resolve
-from experiments.engine import training
-from experiments.engine.lanes import make_lane
+from experiments.engine import devices, lanes, training
 from experiments.engine.training import LaneState
-from experiments.runs import run
-from experiments.tasks import Batch
+from experiments.tasks.samplers import Batch
 
 
 def program_of(tiny, **changes):
-    import dataclasses
+    config = resolve(dataclasses.replace(tiny, **changes))
+    return training.lane_program(config, config.arms()[0])
 
-    return training.lane_program(resolve(dataclasses.replace(tiny, **changes)))
+
+def make_lane(scale, learning_rate, seed, **query_key):
+    """A lane of an arm that is a number."""
+    return lanes.make_lane(make_arm(str(scale), 8), learning_rate, seed, **query_key)
 
 
 def plain_losses(program, optimizer, lane, steps):
@@ -67,19 +72,18 @@ def plain_losses(program, optimizer, lane, steps):
 )
 def test_a_lane_trains_as_a_plain_loop_does(tiny, settings, optimizer):
     program, lane = program_of(tiny, **settings), make_lane(0.5, 1e-2, 3)
-    state, rows = training.advance(program, lane, training.initialize(program, lane), 6)
+    state, rows, taken = training.advance(program, lane, training.initialize(program, lane), 6)
     losses, norms, params = plain_losses(program, optimizer, lane, 6)
     np.testing.assert_allclose(rows.loss[:6], losses, rtol=2e-5)
     np.testing.assert_allclose(rows.grad_norm[:6], norms, rtol=2e-4)
     chex.assert_trees_all_close(state.params, params, atol=2e-4)
-    assert int(state.step) == 6
+    assert int(state.step) == int(taken) == 6
     assert int(state.diverged_at) == -1
-    assert np.all(np.isnan(rows.loss[6:]))
 
 
 def test_warmup_rises_to_the_rate_and_stays(tiny):
     program, lane = program_of(tiny, warmup_steps=4), make_lane(1.0, 1e-2, 0)
-    _, rows = training.advance(program, lane, training.initialize(program, lane), 6)
+    _, rows, _ = training.advance(program, lane, training.initialize(program, lane), 6)
     expected = [0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01]
     np.testing.assert_allclose(rows.applied_learning_rate[:6], expected, rtol=1e-6)
 
@@ -103,10 +107,10 @@ def test_kernel_norms_are_parts_of_the_global_norm(tiny):
 
 def test_steps_do_not_depend_on_how_they_are_cut(tiny):
     program, lane = program_of(tiny, dropout_rate=0.1), make_lane(1.0, 1e-2, 0)
-    whole, rows = training.advance(program, lane, training.initialize(program, lane), 10)
+    whole, rows, _ = training.advance(program, lane, training.initialize(program, lane), 10)
     state, pieces = training.initialize(program, lane), []
     for steps in (1, 4, 5):
-        state, piece = training.advance(program, lane, state, steps)
+        state, piece, _ = training.advance(program, lane, state, steps)
         pieces.append(jax.tree.map(lambda row, n=steps: row[:n], piece))
     chex.assert_trees_all_equal(state, whole)
     joined = jax.tree.map(lambda *parts: jnp.concatenate(parts), *pieces)
@@ -125,7 +129,7 @@ def test_query_key_multipliers_change_queries_and_keys_only(tiny):
     chex.assert_trees_all_equal(hotter, doubled)
 
     frozen = make_lane(1.0, 1e-2, 0, query_key_learning_rate=0.0)
-    moved, _ = training.advance(program, frozen, training.initialize(program, frozen), 3)
+    moved, _, _ = training.advance(program, frozen, training.initialize(program, frozen), 3)
     changed = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), moved.params, start)
     is_query_key = transformer.query_key_mask(start)
     assert jax.tree.map(lambda c, m: c != m, changed, is_query_key) == jax.tree.map(
@@ -149,16 +153,20 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_parameters():
 
 def test_a_diverged_lane_is_frozen_and_its_later_rows_are_nan(tiny):
     program, lane = program_of(tiny, optimizer="sgd"), make_lane(1.0, 1e25, 0)
-    state, rows = training.advance(program, lane, training.initialize(program, lane), 12)
+    state, rows, taken = training.advance(program, lane, training.initialize(program, lane), 12)
     at = int(state.diverged_at)
     assert 0 < at < 12
     assert int(state.step) == at
+    assert int(taken) == at + 1  # the step that broke has a row
     chex.assert_tree_all_finite(state.params)
-    assert np.all(np.isfinite(rows.loss[:at]))
-    assert np.all(np.isnan(rows.loss[at + 1 :]))
-    again, later = training.advance(program, lane, state, 5)
+    written = lanes.rows_taken(rows, int(taken), 12)
+    assert np.all(np.isfinite(written.loss[:at]))
+    assert not np.isfinite(written.loss[at]) or not np.isfinite(written.grad_norm[at])
+    for column in jax.tree.leaves(written):
+        assert len(column) == 12 and np.all(np.isnan(column[at + 1 :]))
+    again, _, none_taken = training.advance(program, lane, state, 5)
     chex.assert_trees_all_equal(again, state)
-    assert np.all(np.isnan(later.loss))
+    assert int(none_taken) == 0
 
 
 def test_no_answers_give_loss_zero_gradient_zero():
@@ -200,8 +208,8 @@ def test_streams_are_apart():
 
 def test_a_small_model_learns_a_small_task(tiny):
     program = program_of(tiny, batch_size=16)
-    lane = make_lane(8**-0.5, 1e-2, 0)
-    state, rows = training.advance(program, lane, training.initialize(program, lane), 250)
+    lane = make_lane("sqrt", 1e-2, 0)
+    state, rows, _ = training.advance(program, lane, training.initialize(program, lane), 250)
     assert rows.loss[0] > 1.0
     assert training.evaluate(program, lane, state).accuracy > 0.95
 
@@ -209,7 +217,7 @@ def test_a_small_model_learns_a_small_task(tiny):
 def test_streaming_attention_trains_as_plain_attention_does(tiny):
     causal = {"task": "induction", "num_layers": 1}
     plain, streaming = (
-        advanced(program_of(tiny, **causal, attention=attention))
+        first_rows(program_of(tiny, **causal, attention=attention))
         for attention in ("plain", "streaming")
     )
     assert np.isnan(streaming.grad_norm_logits).all()  # never held, so not known
@@ -218,11 +226,11 @@ def test_streaming_attention_trains_as_plain_attention_does(tiny):
     chex.assert_trees_all_close(streaming, known, rtol=2e-4, atol=1e-6)
 
 
-def advanced(program, steps=6):
-    """Metrics of a lane's first steps."""
+def first_rows(program, steps=6):
+    """Metrics of a lane's first steps, as they are written."""
     lane = make_lane(1.0, 1e-2, 0)
-    _, rows = training.advance(program, lane, training.initialize(program, lane), steps)
-    return jax.tree.map(lambda row: np.asarray(row)[:steps], rows)
+    _, rows, taken = training.advance(program, lane, training.initialize(program, lane), steps)
+    return lanes.rows_taken(rows, int(taken), steps)
 
 
 @pytest.mark.parametrize(
@@ -248,9 +256,6 @@ def test_what_attention_and_batches_can_not_be_is_refused(tiny, settings, messag
         program_of(tiny, **settings)
 
 
-def test_fused_attention_wants_a_gpu(tiny):
-    import dataclasses
-
-    config = dataclasses.replace(tiny, attention="fused", dtype="bfloat16", d_v=8)
+def test_fused_attention_wants_a_gpu():
     with pytest.raises(ValueError, match="attention: fused needs an NVIDIA GPU, but this is cpu"):
-        run.prepare(resolve(config))
+        devices.start_places(1, attention="fused")
