@@ -88,9 +88,9 @@ SCORE_RULES: dict[str, RuleEntry] = {
     "mup": RuleEntry("×1/d_k", lambda d_k: 1.0 / d_k, TENSOR_PROGRAMS),
     "power": RuleEntry("×d_k^P", lambda d_k, p: d_k**p, "the family of the three", argument=True),
     "learned": RuleEntry(
-        "×exp(s)/√d_k, s learned per head from 0",
+        "×eˢ/√d_k, s learned",
         lambda d_k: 1.0 / math.sqrt(d_k),
-        "a temperature per head; starts as sqrt",
+        "a temperature per head, s from 0: starts as sqrt",
         LEARNED,
     ),
 }

@@ -59,9 +59,10 @@ class Arm(NamedTuple):
 
 
 def _fold(d_k: int) -> Arm:
+    """No scale, folded into the initial weights: starts as sqrt does."""
     return Arm(
         name="fold",
-        formula="×1, W_q and W_k start d_k^-¼ smaller: starts as sqrt's",
+        formula="×1, W_q,k start ×d_k^-¼",
         source="Raffel et al. 2020 (T5), arxiv.org/abs/1910.10683",
         rule=score_rule("none", d_k),
         query_key_init=d_k**-0.25,
@@ -69,9 +70,10 @@ def _fold(d_k: int) -> Arm:
 
 
 def _hot(d_k: int) -> Arm:
+    """Scaled, but starting with logits as large as those of none."""
     return Arm(
         name="hot",
-        formula="×1/√d_k, W_q and W_k start d_k^¼ larger: starts as none's",
+        formula="×1/√d_k, W_q,k start ×d_k^¼",
         source=f"the control to fold; {VASWANI}",
         rule=score_rule("sqrt", d_k),
         query_key_init=d_k**0.25,
