@@ -26,6 +26,15 @@ def test_plot_draws_runs_together(make_run, tmp_path, capsys, monkeypatch):
     assert written == ["curves.png", "curves.svg"]
 
 
+def test_words_of_users_are_no_markup(make_run, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = make_run("x[red]y", scale="none"), make_run(":100:", scale="none", d_k=8)
+    assert plot(*runs, "--out=p[/]q") == 0
+    captured = capsys.readouterr()
+    assert captured.out.endswith("figures: p[/]q/curves.png\n")
+    assert f"no attention maps: {runs[0]} has no good checkpoint" in captured.err
+
+
 def test_plot_of_one_run_fills_its_own_figures(tiny_run, tmp_path, capsys):
     assert plot(tiny_run) == 0
     names = {"curves", "attention_maps"}
