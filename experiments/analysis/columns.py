@@ -10,6 +10,7 @@ which also tells which line is damaged.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -26,7 +27,8 @@ from experiments.runs.folder import RunFolderError
 Columns = dict[str, NDArray[Any]]
 
 WHOLE = ("step", "seed")  # columns of whole numbers; others are float64, or objects where text
-_BLOCK = 2**22  # bytes
+_BLOCK = 2**22  # bytes that are read at once
+_PIECE = 2**19  # bytes that are taken apart at once: what is made of them stays in the cache
 _OTHER_COLUMNS = "damaged, other columns than the rows before it"
 _OF_NUMBERS = b"0123456789+-.e"
 _BESIDE_NUMBERS = bytes(set(range(256)) - set(_OF_NUMBERS + b",\n"))
@@ -90,9 +92,11 @@ def _blocks(path: Path) -> Iterator[tuple[bytes, int]]:
 
 def _alike(block: bytes) -> Columns | None:
     """The columns of lines that are alike; None if they aren't, or one is damaged."""
-    skeletons, numbers = _take_apart(block)
-    if not _are_numbers(numbers):
+    pieces = [_take_apart(piece) for piece in _pieces(block)]
+    if not all(_are_numbers(numbers) for _, numbers in pieces):
         return None
+    skeletons = list(itertools.chain.from_iterable(lines for lines, _ in pieces))
+    numbers = b"".join(numbers for _, numbers in pieces)
     first = dict(zip(reversed(skeletons), range(len(skeletons) - 1, -1, -1), strict=True))
     starts = np.flatnonzero(np.frombuffer(b"\n" + block, np.uint8) == ord("\n"))
     try:
@@ -140,12 +144,23 @@ def _value(value: Any) -> float | str:
     return np.nan if value is None else float(value)
 
 
+def _pieces(block: bytes) -> Iterator[bytes]:
+    """Whole lines of a block, some at a time."""
+    start = 0
+    while start < len(block):
+        end = block.rfind(b"\n", start, start + _PIECE) + 1 or block.index(b"\n", start) + 1
+        yield block[start:end]
+        start = end
+
+
 def _take_apart(block: bytes) -> tuple[list[bytes], bytes]:
     """Each line without its numbers, and all the numbers, a line each; some lines are blank."""
     text = np.frombuffer(block, np.uint8)
     # Characters of strings get the highest bit, so that no character of a number is among them.
-    marked = (text | _inside_strings(text) << np.uint8(7)).tobytes()
-    if b"null" in marked:
+    mark = _inside_strings(text)
+    mark <<= 7
+    marked = (text | mark).tobytes()
+    if b"u" in marked:  # outside strings it is that of null
         marked = marked.replace(b"null", b"1e999")  # which is infinite
     skeletons = marked.translate(None, delete=_OF_NUMBERS)
     return skeletons.split(b"\n")[:-1], marked.translate(_COMMA_ENDS, delete=_BESIDE_NUMBERS)
