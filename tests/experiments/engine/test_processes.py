@@ -18,9 +18,12 @@ TYPED = vars(TrainConfig())
 # Exchanges numbers with the other until it is lost, and then says so.
 MEMBER = """
 import os, sys
+import jax
 from experiments.engine import processes
+from experiments.engine.devices import num_cores
 address, number = sys.argv[1], int(sys.argv[2])
 processes.start(address, 2, number, facts={}, wait_seconds=60, say=lambda line: None)
+assert jax.local_device_count() == num_cores()
 try:
     while True:
         assert processes.largest(number) == 1
