@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from attention.names import unknown
 from experiments.analysis.columns import Columns, read_columns
 from experiments.analysis.times import CensoredTimes, steps_to_threshold
 from experiments.arms import Arm
@@ -46,14 +47,15 @@ def load_runs(
       Column name to NumPy array, one entry a row. The columns of the rows (a statistic of head h
       in layer l is `entropy_layer0_head1`, a parameter of an arm's own
       `parameter_log_scale_layer0_head1`, and so on), then `run` (the folder) and the settings.
-      What is text has dtype object. Missing numbers, and columns that a run lacks, are NaN.
+      What is text has dtype object. Missing numbers, and columns that a run lacks, are NaN. Of a
+      single run the settings are held once, so they can't be written to.
 
     Raises:
       ValueError: `rows` is neither word.
       RunFolderError: a folder that is no run, or one that is damaged or was changed.
     """
     if rows not in ROWS:
-        raise ValueError(f"rows: {rows!r}, choose from {', '.join(ROWS)}")
+        raise unknown("rows", rows, ROWS)
     paths = [paths] if isinstance(paths, str | Path) else paths
     tables = []
     for path in map(Path, paths):
