@@ -20,7 +20,7 @@ def test_rules_that_have_a_name(key_dim):
         ("none", "×1", 1.0),
         ("sqrt", "×1/√d_k", root),
         ("mup", "×1/d_k", 1 / key_dim),
-        ("learned", "×exp(s)/√d_k, s learned per head from 0", root),
+        ("learned", "×eˢ/√d_k, s learned", root),
     ]
     assert all(rule.source for rule in found.values())
     assert [name for name, rule in found.items() if rule.hooks] == ["learned"]
@@ -94,7 +94,7 @@ def test_an_unknown_name_lists_the_choices_and_the_nearest(name, nearest):
         score_rule(name, 64, also=("fold",))
     assert str(error.value) == (
         f"unknown score rule {name!r} (nearest: {nearest}); choose from none (×1), sqrt (×1/√d_k), "
-        "mup (×1/d_k), power:P (×d_k^P), learned (×exp(s)/√d_k, s learned per head from 0), fold, "
+        "mup (×1/d_k), power:P (×d_k^P), learned (×eˢ/√d_k, s learned), fold, "
         "or a number"
     )
 
