@@ -4,18 +4,18 @@ Rows of one run are alike: without its numbers a line is the same text as many o
 skeleton. So a block of lines is taken apart. Of each skeleton JSON reads one line; the numbers are
 read all at once, by SciPy's reader of Matrix Market files, which is a list of numbers and six times
 as fast as any other reader here. A block that can't be read like that is read by JSON line by line,
-which also tells which line is damaged.
+which also tells which line is damaged. (Of what JSON refuses, this lets pass zeros that lead, and a
+number that has moved out of its place and left that empty.)
 """
 
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,7 @@ from experiments.runs.folder import RunFolderError
 Columns = dict[str, NDArray[Any]]
 
 WHOLE = ("step", "seed")  # columns of whole numbers; others are float64, or objects where text
-_BLOCK = 2**22  # bytes that are read at once
-_PIECE = 2**19  # bytes that are taken apart at once: what is made of them stays in the cache
+_BLOCK = 2**19  # bytes that are read at once: what is made of them stays in the cache
 _OTHER_COLUMNS = "damaged, other columns than the rows before it"
 _OF_NUMBERS = b"0123456789+-.e"
 _BESIDE_NUMBERS = bytes(set(range(256)) - set(_OF_NUMBERS + b",\n"))
@@ -48,12 +47,13 @@ def read_columns(path: Path) -> Columns:
         before it; names the line.
     """
     columns: Columns = {}
+    known: dict[bytes, Shape] = {}
     done = room = 0
     if path.exists() and not path.is_file():
         raise RunFolderError(f"{path} can't be read: it is not a file")
     try:
         for block, left in _blocks(path):
-            part = _alike(block)
+            part = _alike(block, known)
             if part is None:
                 part = _one_by_one(block, path, done)
             if columns and part.keys() != columns.keys():
@@ -90,31 +90,45 @@ def _blocks(path: Path) -> Iterator[tuple[bytes, int]]:
             half += read[end:]
 
 
-def _alike(block: bytes) -> Columns | None:
-    """The columns of lines that are alike; None if they aren't, or one is damaged."""
-    pieces = [_take_apart(piece) for piece in _pieces(block)]
-    if not all(_are_numbers(numbers) for _, numbers in pieces):
+class Shape(NamedTuple):
+    """What a line is without its numbers."""
+
+    columns: tuple[tuple[str, bool], ...]  # name, and whether it is text, in order
+    texts: tuple[str, ...]  # the values of those that are
+
+
+def _alike(block: bytes, known: dict[bytes, Shape]) -> Columns | None:
+    """The columns of lines that are alike; None if they aren't, or one is damaged.
+
+    Args:
+      block: whole lines.
+      known: the shape of each skeleton that was seen so far; new ones are added.
+    """
+    skeletons, numbers = _take_apart(block)
+    if not _are_numbers(numbers):
         return None
-    skeletons = list(itertools.chain.from_iterable(lines for lines, _ in pieces))
-    numbers = b"".join(numbers for _, numbers in pieces)
-    first = dict(zip(reversed(skeletons), range(len(skeletons) - 1, -1, -1), strict=True))
-    starts = np.flatnonzero(np.frombuffer(b"\n" + block, np.uint8) == ord("\n"))
     try:
-        rows = [flat(json.loads(block[starts[i] : starts[i + 1]])) for i in first.values()]
-        texts = [[(name, isinstance(value, str)) for name, value in row.items()] for row in rows]
-        if any(one != texts[0] for one in texts):
+        if new := set(skeletons) - known.keys():
+            line = dict(zip(skeletons, block.split(b"\n"), strict=False))
+            known |= {skeleton: _shape(flat(json.loads(line[skeleton]))) for skeleton in new}
+        shapes = {skeleton: known[skeleton] for skeleton in set(skeletons)}
+        layout = known[skeletons[0]].columns
+        if any(shape.columns != layout for shape in shapes.values()):
             return None
-        names = [name for name, is_text in texts[0] if not is_text]
+        names = [name for name, is_text in layout if not is_text]
         columns = dict(zip(names, _parse(numbers, len(names), len(skeletons)), strict=True))
         columns |= {name: _whole(columns[name]) for name in WHOLE if name in columns}
     except _NO_ROW:
         return None
-    number = {skeleton: i for i, skeleton in enumerate(first)}
-    kind = [number[skeleton] for skeleton in skeletons]
-    return {
-        name: np.array([row[name] for row in rows], object)[kind] if is_text else columns[name]
-        for name, is_text in texts[0]
-    }
+    for i, name in enumerate(name for name, is_text in layout if is_text):
+        text = {skeleton: shape.texts[i] for skeleton, shape in shapes.items()}
+        columns[name] = np.array([text[skeleton] for skeleton in skeletons], object)
+    return {name: columns[name] for name, _ in layout}
+
+
+def _shape(row: dict[str, float | str]) -> Shape:
+    texts = tuple(value for value in row.values() if isinstance(value, str))
+    return Shape(tuple((name, isinstance(value, str)) for name, value in row.items()), texts)
 
 
 def flat(row: dict[str, Any]) -> dict[str, float | str]:
@@ -142,15 +156,6 @@ def _value(value: Any) -> float | str:
     if value is not None and type(value) not in (int, float):
         raise ValueError("neither text nor a number")
     return np.nan if value is None else float(value)
-
-
-def _pieces(block: bytes) -> Iterator[bytes]:
-    """Whole lines of a block, some at a time."""
-    start = 0
-    while start < len(block):
-        end = block.rfind(b"\n", start, start + _PIECE) + 1 or block.index(b"\n", start) + 1
-        yield block[start:end]
-        start = end
 
 
 def _take_apart(block: bytes) -> tuple[list[bytes], bytes]:
