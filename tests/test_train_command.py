@@ -235,8 +235,7 @@ def test_help_has_every_flag_once_below_a_heading_and_every_arm_and_task():
 
 @pytest.mark.parametrize("example", view.EXAMPLES)
 def test_the_examples_of_help_can_be_typed(example):
-    found = parse(shlex.split(example)[1:], *SETTINGS)
-    assert resolve(found.pick(TrainConfig)).scale[0] == "none"
+    assert resolve(parsed(*shlex.split(example)[2:]).pick(TrainConfig)).scale[0] == "none"
 
 
 # Runs -----------------------------------------------------------------------------------------
@@ -291,8 +290,8 @@ def test_the_other_arm_has_a_folder_of_its_own(scale, folder, other, there):
     assert "--clip_norm=2.0 --d_k=8 --out=" in train_again
     assert "optimizer" not in train_again
     assert compare.endswith(f" {there}")
-    found = parse(shlex.split(train_again)[1:], *SETTINGS)
-    assert resolve(found.pick(TrainConfig)) == dataclasses.replace(config, scale=(other,))
+    pasted = parsed(*shlex.split(train_again)[2:]).pick(TrainConfig)
+    assert resolve(pasted) == dataclasses.replace(config, scale=(other,))
 
 
 def test_default_folders_are_new_and_safe_and_go_if_nothing_begins(tmp_path, monkeypatch):

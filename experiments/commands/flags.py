@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
@@ -18,29 +18,22 @@ from experiments.config import SWITCH, Kind, normalised
 
 # What other projects call a flag.
 ALSO_CALLED = {
-    "arm": "scale",
-    "arms": "scale",
-    "batch": "batch_size",
-    "bs": "batch_size",
-    "clip": "clip_norm",
-    "dim": "d_model",
-    "dropout": "dropout_rate",
-    "epochs": "steps",
-    "head_dim": "d_k",
-    "heads": "num_heads",
-    "hidden_size": "d_model",
-    "iterations": "steps",
-    "layers": "num_layers",
-    "length": "sequence_length",
-    "lr": "learning_rate",
-    "num_seeds": "seeds",
-    "num_steps": "steps",
-    "output": "out",
-    "precision": "matmul_precision",
-    "rate": "learning_rate",
+    "batch_size": "batch bs",
+    "clip_norm": "clip grad_clip",
+    "d_k": "head_dim dim_head",
+    "d_model": "dim hidden_size",
+    "dropout_rate": "dropout",
+    "learning_rate": "lr rate",
+    "matmul_precision": "precision",
+    "num_heads": "heads",
+    "num_layers": "layers depth",
+    "num_seeds": "seeds repeats",
+    "out": "output dir",
+    "scale": "arm arms scaling",
     "seeds": "num_seeds",
-    "seq_len": "sequence_length",
-    "warmup": "warmup_steps",
+    "sequence_length": "length seq_len",
+    "steps": "epochs iterations num_steps",
+    "warmup_steps": "warmup",
 }
 
 
@@ -98,11 +91,10 @@ def parse(argv: Sequence[str], *settings: type) -> Parsed | None:
     return Parsed(values, frozenset(given), words, tuple(argv[1:]))
 
 
-def _meant(name: str, fields: Mapping[str, Any]) -> str:
+def _meant(name: str, known: Iterable[str]) -> str:
     """` (nearest: --FLAG)`, if there is one that is like it."""
-    other = ALSO_CALLED.get(name.lower(), name)
-    found = nearest(other if other in fields else name, fields)
-    return found.replace(": ", ": --")
+    called = [flag for flag in known if name.lower() in ALSO_CALLED.get(flag, "").split()]
+    return nearest(called[0] if called else name, known).replace(": ", ": --")
 
 
 def from_text(name: str, kind: Kind, text: str) -> Any:

@@ -132,15 +132,12 @@ def prepared(config: RunConfig, options: RecordOptions) -> Generator[RecordOptio
     if options.out is not None:
         yield options
         return
-    made = not RUNS.exists()
     folder = _new_folder(config)
     try:
         yield dataclasses.replace(options, out=folder)
     finally:
         with contextlib.suppress(OSError):  # it holds a run
             folder.rmdir()
-            if made:
-                RUNS.rmdir()
 
 
 def _new_folder(config: RunConfig) -> Path:
@@ -148,12 +145,14 @@ def _new_folder(config: RunConfig) -> Path:
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     arms = "-".join(re.sub(r"[^\w.+-]", "_", name)[:12] for name in config.scale[:4])
     make_folder(RUNS)
-    for number in itertools.count(1):
-        folder = RUNS / (f"{stamp}-{config.task}-{arms}" + f"-{number}" * (number > 1))
-        with contextlib.suppress(FileExistsError):
+    folder, count = RUNS / f"{stamp}-{config.task}-{arms}", itertools.count(2)
+    while True:
+        try:
             folder.mkdir()
+        except FileExistsError:
+            folder = folder.with_name(f"{stamp}-{config.task}-{arms}-{next(count)}")
+        else:
             return folder
-    raise AssertionError
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from experiments import tasks
@@ -69,7 +70,7 @@ def evaluate_run(
         training.evaluate(
             program._replace(task=task, batch_shards=1),
             lane,
-            state._replace(diverged_at=np.int32(-1)),
+            state._replace(diverged_at=jnp.int32(-1)),
         )
         for (program, lane), state in zip(planned, states, strict=True)
     ]
