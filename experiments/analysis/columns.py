@@ -33,7 +33,9 @@ _OF_NUMBERS = b"0123456789+-.e"
 _BESIDE_NUMBERS = bytes(set(range(256)) - set(_OF_NUMBERS + b",\n"))
 _COMMA_ENDS = bytes.maketrans(b",", b"\n")
 _LARGEST_WHOLE = 2.0**53  # that float64 tells from its neighbours
-_NO_ROW = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+_LONGEST_ROW = 2**24  # bytes
+_MOST_SKELETONS = 1000  # remembered at once
+_NO_ROW = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
 
 def read_columns(path: Path) -> Columns:
@@ -77,7 +79,7 @@ def _resized(values: NDArray[Any], size: int) -> NDArray[Any]:
 
 
 def _blocks(path: Path) -> Iterator[tuple[bytes, int]]:
-    """The whole lines of a file, some megabytes at a time, and how many bytes come after them."""
+    """The whole lines of a file, many at a time, and how many bytes come after them."""
     half = b""
     with path.open("rb") as file:
         left = os.fstat(file.fileno()).st_size
@@ -88,6 +90,8 @@ def _blocks(path: Path) -> Iterator[tuple[bytes, int]]:
                 yield half + read[:end], left
                 half = b""
             half += read[end:]
+            if len(half) > _LONGEST_ROW:
+                raise RunFolderError(f"{path}: damaged, a line of more than {_LONGEST_ROW} bytes")
 
 
 class Shape(NamedTuple):
@@ -108,6 +112,8 @@ def _alike(block: bytes, known: dict[bytes, Shape]) -> Columns | None:
     if not _are_numbers(numbers):
         return None
     try:
+        if len(known) > _MOST_SKELETONS:
+            known.clear()
         if new := set(skeletons) - known.keys():
             line = dict(zip(skeletons, block.split(b"\n"), strict=False))
             known |= {skeleton: _shape(flat(json.loads(line[skeleton]))) for skeleton in new}
@@ -135,7 +141,7 @@ def flat(row: dict[str, Any]) -> dict[str, float | str]:
     """A row with a value for each column.
 
     Raises:
-      ValueError, TypeError, KeyError, AttributeError: it is no row.
+      ValueError, TypeError, AttributeError: it is no row.
     """
     values: dict[str, Any] = {}
     for name, value in row.items():

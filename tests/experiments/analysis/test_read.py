@@ -121,6 +121,20 @@ def test_damage_is_named_by_path_and_line(tmp_path, damaged):
         assert "\n" not in str(caught.value)
 
 
+def test_hostile_files_are_damaged_not_slow(tmp_path, monkeypatch):
+    path = write(tmp_path, '{"step":0,"a":"')
+    with pytest.raises(RunFolderError, match=r"line 1: damaged"):
+        read_columns(path)
+    monkeypatch.setattr(columns, "_LONGEST_ROW", 2**20)
+    path.write_bytes(b"x" * 2**21)
+    with pytest.raises(RunFolderError, match=f"^{path}: damaged, a line of more than"):
+        read_columns(path)
+    monkeypatch.setattr(columns, "_MOST_SKELETONS", 2)
+    monkeypatch.setattr(columns, "_BLOCK", 100)
+    lines = [f'{{"step":{i},"scale":"{i}","seed":0,"loss":{i}}}' for i in range(20)]
+    assert_same(read_columns(write(tmp_path, *lines)), by_json(path))
+
+
 def test_rows_in_another_form_are_read_too(tmp_path):
     other = json.loads(LINE)
     path = write(tmp_path, LINE, json.dumps(other), json.dumps(dict(reversed(other.items()))))
