@@ -86,7 +86,7 @@ def parameter_column(name: str) -> str:
 
 
 def reduce_heads(name: str, values: Any) -> Any:
-    """[..., L, H] to [...]: the mean over layers and heads, or the largest where the list says so."""
+    """[..., L, H] to [...]: the mean over layers and heads, or the largest, as the list says."""
     if HEAD_STATISTICS[name].largest:
         return values.max(axis=(-2, -1))
     return values.mean(axis=(-2, -1))

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from experiments.commands import console
 from experiments.commands.flags import Parsed, definitions, flags_help, from_text, parse
-from experiments.config import PATH, SWITCH, setting
 from experiments.runs.folder import RunFolderError
+from experiments.settings import PATH, SWITCH, setting
 
 DISK_ERROR = 1  # exit status
 

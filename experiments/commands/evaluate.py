@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from experiments.commands import console, startup
 from experiments.commands.command import Command, ReadOptions, folders
 from experiments.commands.flags import Parsed
-from experiments.config import setting
+from experiments.settings import setting
 
 if TYPE_CHECKING:
     from experiments.analysis.tables import Table

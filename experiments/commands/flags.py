@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from attention.names import nearest
-from experiments.config import SWITCH, Kind, normalised
+from experiments.settings import SWITCH, Kind, normalised
 
 # What other projects call a flag.
 ALSO_CALLED = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.commands import console, startup
 from experiments.commands.command import Command, ReadOptions, folders
 from experiments.commands.flags import Parsed
-from experiments.config import PATH, setting
+from experiments.settings import PATH, setting
 
 TOGETHER = Path("runs/plot")
 

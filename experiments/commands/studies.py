@@ -13,7 +13,7 @@ from pathlib import Path
 from experiments.commands import console, startup
 from experiments.commands.command import Command
 from experiments.commands.flags import Parsed, definitions, flags_help
-from experiments.config import PATH, SWITCH, TEXTS, setting
+from experiments.settings import PATH, SWITCH, TEXTS, setting
 from experiments.studies import STUDIES, load
 
 STUDY_RUNS = Path("runs/studies")

@@ -148,13 +148,12 @@ def record(
         start, restored = 0, None
         if options.resume:
             check_resumable(folder, config, accept_edits=options.accept_edits)
-            begin()
             start, restored = restore(folder, config, planned, say)
         else:
             claim.claim(folder, config, overwrite=options.overwrite)
-            begin()
         note_surroundings(folder, config, planned, places, say)
         begin_rows(folder, config, start, accept_edits=options.accept_edits)
+        begin()
         return _record(config, planned, places, options, start, restored, watch, say, followers)
 
 
