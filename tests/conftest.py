@@ -1,4 +1,4 @@
-"""Suite-wide strictness: two CPU devices, ranks never broadcast by accident, warnings are errors."""
+"""Suite-wide: two CPU devices, no rank broadcast by accident, warnings are errors, one cache."""
 
 import os
 import time
@@ -30,24 +30,23 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     """Share compiled programs between workers, the processes that tests start, and sessions.
 
-    JAX names an entry by all that its bytes depend on: program, compiler, flags, CPU. None can be
-    stale, and the only harm that parallel workers can do each other is half an entry, which is
-    compiled instead. `pytest --cache-clear` empties it.
+    JAX names an entry by all that its bytes depend on: program, compiler, flags, CPU; so none is
+    ever stale. Parallel workers can at worst meet half an entry, and compile what it stands for.
+    `pytest --cache-clear` empties it.
     """
     config.addinivalue_line("filterwarnings", "ignore:Error (reading|writing) persistent comp")
     cache = getattr(config, "cache", None)
-    if cache is None or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+    inherited = os.environ.get("JAX_COMPILATION_CACHE_DIR")  # by a worker, or the user's own
+    if cache is None or inherited:
         return
     folder = cache.mkdir("compiled")
     for entry in folder.iterdir():
         if entry.stat().st_mtime < time.time() - A_FORTNIGHT:
             entry.unlink(missing_ok=True)
-    for name, value in (
-        ("jax_compilation_cache_dir", str(folder)),
-        ("jax_persistent_cache_min_compile_time_secs", 0.2),
-    ):
-        os.environ[name.upper()] = str(value)
-        jax.config.update(name, value)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)  # which commands then leave as it is
+    from experiments.commands import startup
+
+    startup.use_compilation_cache(folder)
 
 
 TINY = TrainConfig(

@@ -9,6 +9,7 @@ files and folders, so a kill hits the same stage of a run however slow the machi
 delay it hits right there, before the operation.
 """
 
+import functools
 import json
 import os
 import signal
@@ -19,27 +20,33 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import jax
-import orbax.checkpoint  # noqa: F401
+import numpy as np
 
 import train
+from experiments.analysis import report  # noqa: F401
+from experiments.commands import train as train_command  # noqa: F401
 from experiments.commands.flags import parse
 from experiments.config import ProcessOptions, RecordOptions, TrainConfig, resolve
 from experiments.engine import lanes, training
+from experiments.runs import record  # noqa: F401
 
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.scandir"}
 
 
 def trace(argv):
-    """Trace the program of a run, which its lives then need not; starts no backend."""
+    """Trace the programs of a run, which its lives then need not; starts no backend."""
     settings = (TrainConfig, RecordOptions, ProcessOptions)
     parsed = parse(argv, *settings)
     assert parsed is not None
     config = resolve(parsed.pick(TrainConfig))
-    jax.config.update("jax_default_matmul_precision", config.matmul_precision)
-    program, lane = training.lane_program(config), lanes.make_lane(1.0, 1.0, 0)
-    state = jax.eval_shape(lambda lane: training.initialize(program, lane), lane)
-    jax.eval_shape(lambda *args: training.advance(program, *args, 1), lane, state)
-    jax.eval_shape(lambda *args: training.evaluate(program, *args), lane, state)
+    for program, lane in dict(lanes.plan_lanes(config)).items():
+        initialize, advance, evaluate = (
+            functools.partial(f, program)
+            for f in (training.initialize, training.advance, training.evaluate)
+        )
+        state = jax.eval_shape(initialize, lane)
+        jax.eval_shape(advance, lane, state, np.int32(1))
+        jax.eval_shape(evaluate, lane, state)
 
 
 def live(argv, log, after, delay):

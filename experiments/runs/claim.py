@@ -25,14 +25,15 @@ from experiments.runs.folder import (
 )
 from experiments.runs.seal import SEAL
 
-_FILES = (CONFIG, ENVIRONMENT, METRICS, EVALUATION, SEAL, "summary.json", "report.md")
+_FILES = (CONFIG, f"{CONFIG}.new", ENVIRONMENT, METRICS, EVALUATION, SEAL)
+_FILES += ("summary.json", "report.md")
 # What a run makes, as paths relative to its folder; nothing else is ever deleted.
 _OURS = re.compile(
     "|".join(
         [
             *(rf"{re.escape(name)}(\.partial)?" for name in _FILES),
             rf"{CHECKPOINTS}",
-            rf"{CHECKPOINTS}/\d+(\.tmp|\.bad\d*)?(/manifest\.json|/arrays\.npz|/arrays(/.*)?)?",
+            rf"{CHECKPOINTS}/\d+(\.tmp\d*|\.bad\d*)?(/manifest\.json|/arrays\.npz|/probe|/arrays(/.*)?)?",
             r"figures",
             r"figures/(curves|attention_maps)\.(png|svg)(\.partial)?",
             r"tensorboard",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from experiments.config import RunConfig
@@ -18,9 +19,16 @@ from experiments.runs.folder import (
     stored_config,
     write_json,
 )
-from experiments.runs.rows import cut_rows, read_last_row
-from experiments.runs.seal import check_seal, digest, read_seal, write_seal
-from experiments.runs.writer import RowsFile, checkpoint_identity
+from experiments.runs.rows import read_last_row, rows_size
+from experiments.runs.seal import (
+    Seal,
+    beginning_of,
+    check_seal,
+    digest,
+    read_seal,
+    write_seal,
+)
+from experiments.runs.writer import checkpoint_identity
 
 _FREE = ("format", "version", "steps", "checkpoint_every")  # may differ from the run so far
 
@@ -84,49 +92,64 @@ def begin_rows(folder: Path, config: RunConfig, start: int, *, accept_edits: boo
     """Write config.json, and leave the rows and evaluations that a run has at update `start`.
 
     Raises:
-      RunFolderError: the rows are not those that the checkpoint was made with.
+      RunFolderError: the rows are not those that the checkpoint was made with; nothing was changed.
     """
-    _replace_config(folder, config)
-    metrics, evaluation = folder / METRICS, folder / EVALUATION
-    if start == 0:  # everything is made again
-        for path in (metrics, evaluation):
-            path.write_bytes(b"")
-        return
+    sizes = {METRICS: 0, EVALUATION: 0}  # from the start, everything is made again
+    if start > 0:
+        sizes = _sizes(folder, config, start)
+        if not accept_edits:
+            _check_rows(folder, start)
+    seal = _replace_config(folder, config, sizes)
+    for name, size in sizes.items():
+        (folder / name).touch()
+        os.truncate(folder / name, size)
+    if seal and start == config.steps:  # nothing will come that sets another
+        write_seal(folder, seal._replace(config=seal.config[-1:], ended=True))
+
+
+def _sizes(folder: Path, config: RunConfig, start: int) -> dict[str, int]:
+    """Bytes of the rows that a run of this config has at update `start`."""
     evaluated = list(range(0, start + 1, config.eval_every))
     # The end of the shorter run that this one prolongs was evaluated; that of this one would not.
     if start == config.steps and start % config.eval_every:
         evaluated.append(start)
     lanes = len(config.lane_names())
-    cut_rows(metrics, range(0, start, config.log_every), lanes)
-    cut_rows(evaluation, evaluated, lanes)
-    if not accept_edits:
-        _check_rows(folder, start)
+    return {
+        METRICS: rows_size(folder / METRICS, range(0, start, config.log_every), lanes),
+        EVALUATION: rows_size(folder / EVALUATION, evaluated, lanes),
+    }
 
 
-def _replace_config(folder: Path, config: RunConfig) -> None:
-    """A new config.json under a seal that, for the moment, knows the old one and the new one."""
+def _replace_config(folder: Path, config: RunConfig, sizes: Mapping[str, int]) -> Seal | None:
+    """A new config.json under a seal that knows the old one too, and of no row past `sizes`.
+
+    So wherever a kill hits, what it leaves is no change. Returns the seal, if there is one.
+    """
     path, content = folder / CONFIG, config.to_json()
     seal = read_seal(folder)
     if seal is None:
         write_json(path, content)
-        return
+        return None
     trial = path.with_name(f"{CONFIG}.new")
     write_json(trial, content)
-    both = (digest(path.read_bytes()), digest(trial.read_bytes()))
-    write_seal(folder, seal._replace(config=both, ended=False))
+    marks = [
+        mark
+        for mark in seal.marks
+        if mark.metrics.size <= sizes[METRICS] and mark.evaluation.size <= sizes[EVALUATION]
+    ]
+    configs = (digest(path.read_bytes()), digest(trial.read_bytes()))
+    seal = Seal(configs, tuple(marks), ended=False)
+    write_seal(folder, seal)
     trial.replace(path)
+    return seal
 
 
 def _check_rows(folder: Path, start: int) -> None:
     """Hold the rows against the digests that the checkpoint at `start` was saved with."""
     identity = checkpoints.verify(folder / CHECKPOINTS / str(start)).get("identity", {})
     for name in (METRICS, EVALUATION):
-        if name not in identity:  # of an earlier version
-            continue
-        file = RowsFile(folder / name)
-        found = file.extent().sha256
-        file.close()
-        if found != identity[name]:
+        saved = identity.get(name)  # None: of an earlier version
+        if saved and str(beginning_of(folder / name, int(saved.partition(":")[0]))) != saved:
             raise RunFolderError(
                 f"{folder / name}: not the rows that its checkpoint {start} was made with; if they "
                 "were changed on purpose, say --accept_edits"

@@ -1,11 +1,10 @@
-"""Rows: chunk results as lines of strict JSON, fast, and files of them cut to a checkpoint."""
+"""Rows: chunk results as lines of strict JSON, fast, and what files of them hold."""
 
 from __future__ import annotations
 
 import io
 import json
 import math
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,8 +126,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def cut_rows(path: Path, steps: Iterable[int], lanes: int) -> None:
-    """Cut a .jsonl file after the rows of these steps, each of which has one row per lane.
+def rows_size(path: Path, steps: Iterable[int], lanes: int) -> int:
+    """Bytes that the rows of these steps take, each of which has one row per lane.
 
     Raises:
       RunFolderError: the file does not begin with these rows.
@@ -145,7 +144,7 @@ def cut_rows(path: Path, steps: Iterable[int], lanes: int) -> None:
                     f"{len(wanted)}; only starting over with --overwrite makes them again"
                 )
             size += len(line)
-    os.truncate(path, size)
+    return size
 
 
 def read_last_row(path: Path) -> dict[str, Any] | None:

@@ -32,6 +32,10 @@ class Extent(NamedTuple):
     size: int  # bytes
     sha256: str
 
+    def __str__(self) -> str:
+        """What a checkpoint says of the rows that it was made with."""
+        return f"{self.size}:{self.sha256}"
+
 
 class Mark(NamedTuple):
     """What the rows were when `step` updates had been taken."""
@@ -85,6 +89,16 @@ def read_seal(folder: Path) -> Seal | None:
 
 def _extent(content: dict[str, Any]) -> Extent:
     return Extent(int(content["size"]), str(content["sha256"]))
+
+
+def beginning_of(path: Path, size: int) -> Extent:
+    """The first bytes of a file: `size` of them, or as many as there are."""
+    sha, left = hashlib.sha256(), size
+    with path.open("rb") as file:
+        while left and (block := file.read(min(left, _BLOCK))):
+            sha.update(block)
+            left -= len(block)
+    return Extent(size - left, sha.hexdigest())
 
 
 def check_seal(folder: Path, *, accept_edits: bool = False) -> str | None:

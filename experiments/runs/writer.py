@@ -84,8 +84,9 @@ class Writer:
         multipliers = [one.lane.multiplier.item() for one in lanes]
         self._format = RowFormat(config.lane_names(), multipliers, config.log_every)
         self._stat = folder.stat()
+        self._digest = digest((folder / CONFIG).read_bytes())  # now: a later one may be edited
         before = read_seal(folder)
-        self._marks = [mark for mark in before.marks if mark.step < start] if before else []
+        self._marks = list(before.marks) if before else []
         self._metrics, self._evaluation = (
             RowsFile(folder / name) for name in (METRICS, EVALUATION)
         )
@@ -128,7 +129,10 @@ class Writer:
     def _checkpoint(self, step: int, all_states: Sequence[LaneState]) -> None:
         self._check_folder()
         mark = Mark(step, self._metrics.extent(), self._evaluation.extent())
-        rows = {METRICS: mark.metrics.sha256, EVALUATION: mark.evaluation.sha256}
+        rows = {METRICS: str(mark.metrics)}
+        ended = step == self._config.steps
+        if not ended or step % self._config.eval_every == 0:  # else: a longer run lacks the last
+            rows[EVALUATION] = str(mark.evaluation)
         checkpoints.save(
             self._folder / CHECKPOINTS,
             step,
@@ -137,9 +141,7 @@ class Writer:
             warn=self._say,
         )
         self._marks.append(mark)
-        config = digest((self._folder / CONFIG).read_bytes())
-        ended = step == self._config.steps
-        write_seal(self._folder, Seal((config,), tuple(self._marks), ended))
+        write_seal(self._folder, Seal((self._digest,), tuple(self._marks), ended))
 
     def _check_folder(self) -> None:
         """The open files would take rows that nobody can find, or another run's folder would."""

@@ -1,27 +1,43 @@
 """Event files: TensorBoard reads back what chunks gave, also across a restart."""
 
+import os
 from typing import Any
 
 import numpy as np
 
-from attention.statistics import HeadStatistics
-from experiments.engine.lanes import Chunk, ChunkResult, LaneName
-from experiments.engine.training import Evaluation, StepMetrics
-from experiments.runs import recording
+from experiments.config import LaneName
+from experiments.engine.lanes import Chunk, ChunkResult
+from experiments.metrics import (
+    HEAD_STATISTICS,
+    STEP_SCALARS,
+    Evaluation,
+    HeadStatistics,
+    StepMetrics,
+)
 from experiments.runs.event_files import EventWriter, lane_folder
-from experiments.runs.recording import HEAD_STATISTICS, STEP_SCALARS, RowFormat
+from experiments.runs.folder import EVALUATION
+from experiments.runs.rows import RowFormat, rows_size
 
-NAMES = (LaneName("none", 1e-3, 0), LaneName("0.2", 1e-3, 7))
+NAMES = (LaneName("none", 1e-3, 0), LaneName("1/8", 1e-3, 7))
 
 
 def chunk_of(start, stop, evaluate=True) -> Any:
     draw = np.random.default_rng(start)
-    shape = (len(NAMES), stop - start)
-    scalars: Any = {name: draw.normal(size=shape).astype(np.float32) for name in STEP_SCALARS}
-    by_head: Any = draw.normal(size=(len(HeadStatistics._fields), *shape, 2, 3)).astype(np.float32)
+
+    def normal(*more):
+        shape = (len(NAMES), stop - start, *more)
+        return draw.normal(size=shape).astype(np.float32)
+
+    scalars: dict[str, Any] = {name: normal() for name in STEP_SCALARS}
+    own = normal(2, 3)
+    own[0] = np.nan  # the first lane's arm has none
     return ChunkResult(
         Chunk(start, stop, evaluate),
-        StepMetrics(**scalars, heads=HeadStatistics(*by_head)),
+        StepMetrics(
+            **scalars,
+            heads=HeadStatistics(**{name: normal(2, 3) for name in HEAD_STATISTICS}),
+            parameters={"log_scale": own},
+        ),
         Evaluation(*draw.normal(size=(2, len(NAMES))).astype(np.float32)) if evaluate else None,
         states=(),
     )
@@ -30,10 +46,10 @@ def chunk_of(start, stop, evaluate=True) -> Any:
 def write(folder, chunks, **options):
     """Event files and evaluation rows, as a run writes them."""
     writer = EventWriter(folder, NAMES, **options)
-    rows = RowFormat(NAMES, [1.0, 0.2], log_every=1)
+    rows = RowFormat(NAMES, [1.0, 0.125], log_every=1)
     for chunk in chunks:
         writer.write(chunk)
-        with (folder / recording.EVALUATION).open("a") as file:
+        with (folder / EVALUATION).open("a") as file:
             file.write(rows.evaluation(chunk))
     writer.close()
 
@@ -54,7 +70,7 @@ def read(folder, name) -> Any:
 
 
 def test_lanes_have_folders_named_by_what_tells_them_apart():
-    assert lane_folder(NAMES[1]) == "scale=0.2,learning_rate=0.001,seed=7"
+    assert lane_folder(NAMES[1]) == "scale=1∕8,learning_rate=0.001,seed=7"  # no path
 
 
 def test_every_number_comes_back(tmp_path):
@@ -63,7 +79,8 @@ def test_every_number_comes_back(tmp_path):
     for lane, name in enumerate(NAMES):
         found = read(tmp_path, name)
         assert found.keys() == {
-            *(f"train/{n}" for n in STEP_SCALARS + HEAD_STATISTICS),
+            *(f"train/{name}" for name in (*STEP_SCALARS, *HEAD_STATISTICS)),
+            *["train/parameter_log_scale"] * lane,
             *("held_out/loss", "held_out/accuracy"),
         }
         for scalar in STEP_SCALARS:
@@ -75,6 +92,10 @@ def test_every_number_comes_back(tmp_path):
         np.testing.assert_allclose(found["train/entropy"][1], heads.mean((1, 2)), rtol=1e-6)
         largest = np.concatenate([c.metrics.heads.logit_max[lane] for c in chunks]).max((1, 2))
         np.testing.assert_array_equal(np.array(found["train/logit_max"][1], np.float32), largest)
+        if lane:
+            own = np.concatenate([c.metrics.parameters["log_scale"][lane] for c in chunks])
+            values = found["train/parameter_log_scale"][1]
+            np.testing.assert_allclose(values, own.mean((1, 2)), rtol=1e-5)
         losses = [c.evaluation.loss[lane] for c in chunks[:2]]
         assert found["held_out/loss"] == ([0, 4], losses)
 
@@ -88,7 +109,8 @@ def test_resuming_hides_what_came_after_the_checkpoint_and_nothing_else(tmp_path
     first = [chunk_of(0, 0), chunk_of(0, 4), chunk_of(4, 8)]
     write(tmp_path, first)
     # As a run does that was killed after the checkpoint at 4: the rows after it are cut.
-    recording.cut_rows(tmp_path / recording.EVALUATION, [0, 4], len(NAMES))
+    evaluations = tmp_path / EVALUATION
+    os.truncate(evaluations, rows_size(evaluations, [0, 4], len(NAMES)))
     again = chunk_of(4, 6)
     write(tmp_path, [again], start=4)
     found = read(tmp_path, NAMES[1])
