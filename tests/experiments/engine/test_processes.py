@@ -23,7 +23,7 @@ from experiments.engine import processes
 from experiments.engine.devices import num_cores
 address, number = sys.argv[1], int(sys.argv[2])
 processes.start(address, 2, number, facts={}, wait_seconds=60, say=lambda line: None)
-assert jax.local_device_count() == num_cores()
+assert jax.local_device_count() == int(os.environ.get("JAX_NUM_CPU_DEVICES", num_cores()))
 try:
     while True:
         assert processes.largest(number) == 1
@@ -93,34 +93,39 @@ def test_nothing_here_says_who_the_others_are(monkeypatch):
 
 
 @pytest.fixture
-def pair():
-    """Two processes that exchange numbers."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", MEMBER, address, str(number)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for number in range(2)
-    ]
-    yield started
+def start():
+    """Starts two processes that exchange numbers; a core is a device, or so many as are given."""
+    started = []
+
+    def start(**devices):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            address = f"localhost:{free.getsockname()[1]}"
+        for number in range(2):
+            member = subprocess.Popen(
+                [sys.executable, "-c", MEMBER, address, str(number)],
+                env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"} | devices,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            started.append(member)
+        return started
+
+    yield start
     for process in started:
         process.kill()
         process.communicate()
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_lost_process_is_one_line(pair, lost):
+# With one device a process, Gloo's word arrives as a ValueError; with more, as a JaxRuntimeError.
+@pytest.mark.parametrize("devices", [{}, {"JAX_NUM_CPU_DEVICES": "1"}])
+def test_a_lost_follower_is_one_line(start, devices):
+    pair = start(**devices)
     for process in pair:
         assert "exchanged\n" in process.stdout  # reads up to there; Gloo has its say before
-    pair[lost].send_signal(signal.SIGKILL)
-    *_, last = pair[1 - lost].communicate(timeout=60)[0].splitlines()
-    assert pair[1 - lost].returncode == 7
+    pair[1].send_signal(signal.SIGKILL)
+    *_, last = pair[0].communicate(timeout=60)[0].splitlines()
+    assert pair[0].returncode == 7
     assert last.startswith("another process of this run is gone (")
     assert last.endswith("); when all have ended, go on with --resume")
