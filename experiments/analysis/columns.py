@@ -11,6 +11,7 @@ number that has moved out of its place and left that empty.)
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -27,7 +28,8 @@ from experiments.runs.folder import RunFolderError
 Columns = dict[str, NDArray[Any]]
 
 WHOLE = ("step", "seed")  # columns of whole numbers; others are float64, or objects where text
-_BLOCK = 2**19  # bytes that are read at once: what is made of them stays in the cache
+_BLOCK = 2**22  # bytes that are read at once: the reader of numbers takes its time to begin
+_PIECE = 2**19  # bytes that are taken apart at once: what is made of them stays in the cache
 _OTHER_COLUMNS = "damaged, other columns than the rows before it"
 _OF_NUMBERS = b"0123456789+-.e"
 _BESIDE_NUMBERS = bytes(set(range(256)) - set(_OF_NUMBERS + b",\n"))
@@ -108,9 +110,11 @@ def _alike(block: bytes, known: dict[bytes, Shape]) -> Columns | None:
       block: whole lines.
       known: the shape of each skeleton that was seen so far; new ones are added.
     """
-    skeletons, numbers = _take_apart(block)
-    if not _are_numbers(numbers):
+    pieces = [_take_apart(piece) for piece in _pieces(block)]
+    if not all(_are_numbers(numbers) for _, numbers in pieces):
         return None
+    skeletons = list(itertools.chain.from_iterable(lines for lines, _ in pieces))
+    numbers = b"".join(numbers for _, numbers in pieces)
     try:
         if len(known) > _MOST_SKELETONS:
             known.clear()
@@ -162,6 +166,15 @@ def _value(value: Any) -> float | str:
     if value is not None and type(value) not in (int, float):
         raise ValueError("neither text nor a number")
     return np.nan if value is None else float(value)
+
+
+def _pieces(block: bytes) -> Iterator[bytes]:
+    """The lines of a block, some at a time."""
+    start = 0
+    while start < len(block):
+        end = block.rfind(b"\n", start, start + _PIECE) + 1 or block.index(b"\n", start) + 1
+        yield block[start:end]
+        start = end
 
 
 def _take_apart(block: bytes) -> tuple[list[bytes], bytes]:

@@ -50,8 +50,9 @@ def test_the_fast_way_gives_what_json_gives(make_run, monkeypatch):
     folder = make_run(scale=("none", "-1e-3"), measures=said, parameters={"log_scale": values})
     path = folder / "metrics.jsonl"
     monkeypatch.setattr(columns, "_one_by_one", None)  # it isn't needed
-    for size in (2**19, 5000, 500):
-        monkeypatch.setattr(columns, "_BLOCK", size)
+    for block, piece in ((2**22, 2**19), (2**22, 3000), (5000, 5000), (500, 100)):
+        monkeypatch.setattr(columns, "_BLOCK", block)
+        monkeypatch.setattr(columns, "_PIECE", piece)
         assert_same(read_columns(path), by_json(path))
 
 
