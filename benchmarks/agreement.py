@@ -46,7 +46,7 @@ def reference(config: RunConfig, updates: int) -> Reference:
     def batch(step: int) -> Batch:
         return training.sample_batch(program, training.stream_key(lane.seed, "data", step))
 
-    batches = [batch(step) for step in range(updates)]
+    batches: list[Batch] = [batch(step) for step in range(updates)]
     rows = training.advance(program, lane, state, np.int32(updates)).rows
     return Reference(state.params, batches, flat(rows)[:updates])
 
@@ -100,7 +100,7 @@ def step_operations(program: LaneProgram) -> int:
 
 def jax_operations(function: Callable, *arguments: Any) -> int:
     """Floating-point operations of the matrix products that XLA has compiled a function to."""
-    text = jax.jit(function).lower(*arguments).compile().as_text()
+    text = jax.jit(function).lower(*arguments).compile().as_text() or ""
     shapes = dict(re.findall(r"%(\S+) = \w+\[([\d,]*)\]", text))
     count = 0
     for result, left, axes in re.findall(
@@ -204,9 +204,9 @@ def main() -> None:
         ("", "products, MFLOP per update", "loss differs by", "any number by", "last loss"),
         compare(config, options.updates),
         f"Largest difference over {options.updates} updates from the same weights on the same "
-        "batches, relative to the largest value that a number takes; accuracy and fractions of rows "
-        "move by an answer or a row. Products are counted "
-        "in XLA's compiled program and by PyTorch's FlopCounterMode.",
+        "batches, relative to the largest value that a number takes; accuracy and fractions of "
+        "rows move by an answer or a row at a time. Products are counted in XLA's compiled "
+        "program and by PyTorch's FlopCounterMode.",
     )
 
 

@@ -22,18 +22,20 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.rounds import publish, spread
-from experiments.config import RecordOptions, TrainConfig
+from experiments.config import RecordOptions, RunConfig, TrainConfig, resolve
 from experiments.figures import style
-from experiments.runs import run
+from experiments.runs.record import record
 
-BASE = TrainConfig(scale=("none", "sqrt"), steps=200, num_seeds=2, batch_size=32, eval_every=10**6)
+BASE = resolve(
+    TrainConfig(scale=("none", "sqrt"), steps=200, num_seeds=2, batch_size=32, eval_every=10**6)
+)
 
 
 class Sweep(NamedTuple):
     """One thing that grows."""
 
     name: str
-    sizes: dict[int, TrainConfig]
+    sizes: dict[int, RunConfig]
 
 
 SWEEPS = (
@@ -46,13 +48,54 @@ SWEEPS = (
 )
 
 
-def seconds(config: TrainConfig) -> float:
+Times = dict[int, list[float]]  # seconds of each round, by size
+
+
+def seconds(config: RunConfig) -> float:
     """From the first step of a run to its end."""
     times: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         options = RecordOptions(Path(folder) / "run", figures=False)
-        run.record(config, options, watch=lambda result: times.append(time.perf_counter()))
+        record(
+            config,
+            options,
+            watch=lambda result: times.append(time.perf_counter()),
+            say=lambda line: None,
+        )
     return times[-1] - times[0]
+
+
+def measure(rounds: int) -> dict[str, Times]:
+    """All sizes in turn, round by round, after once to compile."""
+    measured: dict[str, Times] = {sweep.name: {n: [] for n in sweep.sizes} for sweep in SWEEPS}
+    configs = [(sweep.name, *pair) for sweep in SWEEPS for pair in sweep.sizes.items()]
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("measuring", total=len(configs) * (rounds + 1))
+        for number in range(rounds + 1):
+            for name, size, config in configs:
+                if number == 0:
+                    seconds(dataclasses.replace(config, steps=20))
+                else:
+                    measured[name][size].append(seconds(config))
+                progress.advance(bar)
+    return measured
+
+
+def draw(measured: dict[str, Times], path: Path) -> None:
+    """Seconds of every round against size, beside proportional growth."""
+    figure, axes = style.new_figure(1, len(measured), width=4.0, height=3.2)
+    for ax, (name, times) in zip(axes.flat, measured.items(), strict=True):
+        sizes = np.array(list(times))
+        medians = np.array([statistics.median(values) for values in times.values()])
+        slope = np.polyfit(np.log(sizes), np.log(medians), 1)[0]
+        for size, values in times.items():
+            ax.plot([size] * len(values), values, "o", color=style.BLUE, ms=4)
+        ax.plot(sizes, medians[-1] * sizes / sizes[-1], color=style.GREY, linewidth=1)
+        ax.set(xscale="log", yscale="log", xlabel=name, title=f"slope {slope:.2f}")
+        ax.set_xticks(sizes, [str(size) for size in sizes])
+        ax.minorticks_off()
+    axes.flat[0].set_ylabel("seconds")
+    style.save(figure, path)
 
 
 def main() -> None:
@@ -61,40 +104,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     options = parser.parse_args()
-    measured = {sweep.name: {size: [] for size in sweep.sizes} for sweep in SWEEPS}
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        count = sum(len(sweep.sizes) for sweep in SWEEPS)
-        bar = progress.add_task("measuring", total=count * (options.rounds + 1))
-        for number in range(options.rounds + 1):
-            for sweep in SWEEPS:
-                for size, config in sweep.sizes.items():
-                    if number == 0:  # compiles
-                        seconds(dataclasses.replace(config, steps=20))
-                    else:
-                        measured[sweep.name][size].append(seconds(config))
-                    progress.advance(bar)
-    figure, axes = style.new_figure(1, len(SWEEPS), width=4.0, height=3.2)
-    rows = []
-    for ax, (name, times) in zip(axes.flat, measured.items(), strict=True):
-        sizes = np.array(list(times))
-        medians = np.array([statistics.median(values) for values in times.values()])
-        slope = np.polyfit(np.log(sizes), np.log(medians), 1)[0]
-        for size, values in times.items():
-            ax.plot([size] * len(values), values, "o", color=style.ARM_COLOURS["sqrt"], ms=4)
-            per_unit = 1e3 * statistics.median(values) / size
-            rows.append((name, str(size), spread(values), f"{per_unit:.3g}"))
-        ax.plot(sizes, medians[-1] * sizes / sizes[-1], color=style.GREY, linewidth=1)
-        ax.set(xscale="log", yscale="log", xlabel=name, title=f"slope {slope:.2f}")
-        ax.set_xticks(sizes, [str(size) for size in sizes])
-        ax.minorticks_off()
-    axes.flat[0].set_ylabel("seconds")
-    style.save(figure, options.out / "growth")
+    measured = measure(options.rounds)
+    draw(measured, options.out / "growth")
     publish(
         options.out / "growth.md",
         "Growth of a run's time",
         ("grows", "to", "seconds", "ms per unit"),
-        rows,
-        f"Median (range) of {options.rounds} rounds; {len(BASE.scale) * BASE.num_seeds} lanes of "
+        [
+            (name, str(size), spread(values), f"{1e3 * statistics.median(values) / size:.3g}")
+            for name, times in measured.items()
+            for size, values in times.items()
+        ],
+        f"Median (range) of {options.rounds} rounds; {len(BASE.lane_names())} lanes of "
         f"{BASE.steps} steps with {BASE.batch_size} × 16 tokens where nothing else is said.\n\n"
         "![Seconds against steps, lanes and tokens, with proportional growth](growth.png)",
     )
