@@ -23,9 +23,9 @@ from experiments.runs.seal import check_seal, read_seal
 
 FLAGS = [
     "--scale=none,learned", "--task=reverse", "--steps=1500", "--num_seeds=1", "--batch_size=4",
-    "--sequence_length=8", "--vocab_size=4", "--d_model=16", "--d_k=8", "--d_ff=16", "--optimizer=adamw",
-    "--dropout_rate=0.1", "--eval_every=6", "--eval_size=8", "--checkpoint_every=14",
-    "--nofigures",
+    "--sequence_length=8", "--vocab_size=4", "--d_model=16", "--d_k=8", "--d_ff=16",
+    "--optimizer=adamw", "--dropout_rate=0.1", "--eval_every=6", "--eval_size=8",
+    "--checkpoint_every=14", "--nofigures",
 ]  # fmt: skip
 ROWS = ("metrics.jsonl", "evaluation.jsonl")
 KILLS_PER_RUN = 30
@@ -117,7 +117,8 @@ def test_a_run_killed_thirty_times_is_the_run_that_nobody_touched(
     assert last == 0, log.read_text()
     assert "Traceback" not in log.read_text()
     assert {name: (folder / name).read_bytes() for name in ROWS} == whole
-    assert check_seal(folder) is None and read_seal(folder).ended
+    seal = read_seal(folder)
+    assert check_seal(folder) is None and seal is not None and seal.ended
     config = stored_config(folder)
     rows = read_rows(folder / "metrics.jsonl")
     assert [row["step"] for row in rows] == [step for step in range(1500) for _ in range(2)]

@@ -174,7 +174,7 @@ def test_each_layer_and_head_has_its_own_temperature(attention):
     """Against the same model with W_q of that layer and head multiplied by it."""
     config = LEARNED._replace(attention=attention)
     params, tokens = initialize(SMALL), tokens_for(SMALL)
-    log_scale = np.log(np.float32([[1, 2], [4, 8]]))
+    log_scale = np.log(np.array([[1, 2], [4, 8]], np.float32))
     found = run(config, with_rule(params, log_scale), tokens, 0.3)
     folded = dict(params)
     for layer in range(2):

@@ -96,6 +96,7 @@ def test_vectorized_lanes_train_alike_within_rounding(tiny):
     """Two arms with a rate that learns and one that breaks; three chunks of 5, 5 and 2 steps."""
     config = dataclasses.replace(tiny, optimizer="sgd", learning_rate=(1e-2, 1e25), num_seeds=1)
     runs = [results(config, jax.devices()[:1], vectorize=v) for v in (False, True)]
+    diverged: list[list[int]] = []
     for alone, together in zip(*runs, strict=True):
         np.testing.assert_allclose(
             alone.metrics.loss[::2], together.metrics.loss[::2], rtol=1e-4, atol=1e-6

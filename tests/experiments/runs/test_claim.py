@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def everything(folder):
     }
 
 
-def refused(folder, match, **options):
+def refused(folder, match, **options: Any):
     """That an --overwrite names what it found, and touches nothing."""
     before = everything(folder)
     with pytest.raises(RunFolderError, match=match) as error:
@@ -31,7 +32,7 @@ def refused(folder, match, **options):
     assert everything(folder) == before
 
 
-def stored_or_none(folder):
+def stored_or_none(folder) -> Any:
     try:
         return stored_config(folder)
     except RunFolderError:

@@ -39,7 +39,7 @@ def test_text_is_utf8_and_replaced_in_one_piece(tmp_path):
     assert path.read_bytes() == "×1/√d_k".encode()
 
     class Unwritable(str):
-        def encode(self, *_):
+        def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
             raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):

@@ -144,7 +144,9 @@ def test_runs_from_before_there_were_seals_are_not_damaged(tiny, tiny_run, run_f
         go(tiny, run_folder, resume=True)
     shutil.copy(tiny_run / METRICS, run_folder)
     go(dataclasses.replace(tiny, steps=16), run_folder, resume=True)
-    [mark] = read_seal(run_folder).marks
+    seal = read_seal(run_folder)
+    assert seal is not None
+    [mark] = seal.marks
     assert mark.step == 16 and check_seal(run_folder) is None  # all of it is sealed from now on
 
 
