@@ -259,3 +259,78 @@ def test_what_attention_and_batches_can_not_be_is_refused(tiny, settings, messag
 def test_fused_attention_wants_a_gpu():
     with pytest.raises(ValueError, match="attention: fused needs an NVIDIA GPU, but this is cpu"):
         devices.start_places(1, attention="fused")
+
+
+# Arms with parameters of their own
+
+
+def test_what_a_rule_learns_moves_with_its_own_gradient(tiny):
+    """One step of plain SGD's first update: s -= rate · ∂loss/∂s, head by head."""
+    program = program_of(tiny, scale="learned", optimizer="sgd")
+    lane = lanes.make_lane(make_arm("learned", 8), 1e-2, 3)
+    start = training.initialize(program, lane)
+    batch = training.sample_batch(program, training.stream_key(lane.seed, "data", 0))
+
+    @jax.jit
+    def gradient(params):
+        def loss(params):
+            output = transformer.apply(program.model, params, batch.tokens_BT, lane.multiplier)
+            return training.loss_and_accuracy(output.logits, batch)[0]
+
+        return jax.grad(loss)(params)
+
+    state, rows, _ = training.advance(program, lane, start, 2)
+    slopes = transformer.rule_parameters(gradient(start.params))["log_scale"]
+    assert slopes.shape == (1, 2) and np.all(slopes != 0)
+    own = rows.parameters["log_scale"][:2]
+    np.testing.assert_array_equal(own[0], np.zeros((1, 2)))  # row i is before update i
+    np.testing.assert_allclose(own[1], -1e-2 * slopes, rtol=1e-4)
+    assert np.all(transformer.rule_parameters(state.params)["log_scale"] != own[1])
+
+
+@pytest.mark.parametrize(("decayed", "decay"), [((), 0.0), (("log_scale",), 0.01)])
+def test_weight_decay_leaves_a_rules_parameters_alone_unless_it_says_otherwise(
+    tiny, decayed, decay
+):
+    program = program_of(tiny, scale="learned", optimizer="adamw")
+    hooks = program.model.hooks
+    assert hooks is not None and hooks.decayed == ()
+    program = program._replace(model=program.model._replace(hooks=hooks._replace(decayed=decayed)))
+    lane = make_lane("sqrt", 1e-2, 0, query_key_decay=3.0)
+    params = jax.tree.map(jnp.ones_like, training.initialize(program, lane).params)
+
+    @jax.jit
+    def updates(params):
+        optimizer = training.make_optimizer(program, lane, lane.learning_rate)
+        return optimizer.update(
+            jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params
+        )[0]
+
+    found = updates(params)
+    rule = found.pop(transformer.SCORE_RULE)
+    np.testing.assert_allclose(rule["layer_0"]["log_scale"], [-1e-2 * decay] * 2, rtol=1e-6)
+    for is_query_key, update in zip(
+        jax.tree.leaves(transformer.query_key_mask(found)), jax.tree.leaves(found), strict=True
+    ):
+        expected = np.full(update.shape, -1e-2 * 0.01 * (3 if is_query_key else 1))
+        np.testing.assert_allclose(update, expected, rtol=1e-6)
+
+
+def test_a_learned_scale_streams_to_the_same_numbers(tiny):
+    plain, streaming = (
+        first_rows(program_of(tiny, scale="learned", attention=attention), 4)
+        for attention in ("plain", "streaming")
+    )
+    known = plain._replace(grad_norm_logits=streaming.grad_norm_logits)
+    chex.assert_trees_all_close(streaming, known, rtol=2e-4, atol=1e-6)
+    assert np.all(streaming.parameters["log_scale"][1:] != 0)
+
+
+def test_arms_that_are_numbers_share_a_program_and_others_have_one_a_kind(tiny):
+    config = resolve(
+        dataclasses.replace(tiny, scale=("none", "mup", "power:0.1", "3", "hot", "fold", "learned"))
+    )
+    programs = [one.program for one in lanes.plan_lanes(config)][::2]
+    assert [program.kind for program in programs] == [""] * 6 + ["learned"]
+    assert len(set(programs)) == 2
+    assert lanes.own_columns(lanes.plan_lanes(config)) == {"log_scale": (1, 2)}
