@@ -365,7 +365,10 @@ def _check_numbers(c: TrainConfig) -> None:
 
 
 def _check_arms(c: RunConfig) -> None:
-    arms = c.arms()
+    try:
+        arms = c.arms()
+    except ValueError as error:
+        raise ValueError(f"scale: {error}") from None
     check_distinct(arms)
     for arm in arms:
         if not abs(arm.rule.multiplier) <= _LARGEST_FACTOR:

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import numpy as np
@@ -31,6 +31,7 @@ from experiments.runs.environment import note_surroundings
 from experiments.runs.folder import RunFolderError, disk_errors_named
 from experiments.runs.resume import begin_rows, check_resumable, restore
 from experiments.runs.writer import Writer
+from experiments.settings import normalised
 
 Watch = Callable[[ChunkResult], None]
 
@@ -89,7 +90,7 @@ def train(
         ):
             keep(result)
     else:
-        record(run, RecordOptions(Path(out).expanduser()), watch=keep)
+        record(run, normalised(RecordOptions(cast(Path, out))), watch=keep)
     return _joined(run, results, last)
 
 

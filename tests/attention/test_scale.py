@@ -3,6 +3,7 @@
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -75,7 +76,7 @@ def test_learned_is_a_temperature_per_head_that_starts_at_one_over_the_root():
     parameters = hooks.init(jax.random.key(0), site)
     assert {name: p.shape for name, p in parameters.items()} == {"log_scale": (3,)}
     np.testing.assert_array_equal(hooks.scale(parameters, 0.25, site), [0.25] * 3)
-    moved = {"log_scale": np.log(np.array([1, 2, 4], np.float32))}
+    moved = {"log_scale": jnp.log(jnp.array([1.0, 2.0, 4.0]))}
     np.testing.assert_allclose(hooks.scale(moved, 0.25, site), [0.25, 0.5, 1], rtol=1e-6)
 
 

@@ -5,6 +5,7 @@ import json
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import chex
 import numpy as np
@@ -69,6 +70,10 @@ def test_train_writes_only_when_asked_and_below_home(tiny, tiny_run, tmp_path, m
     assert rows(tmp_path / "run") == rows(tiny_run)
     with pytest.raises(RunFolderError, match="exists; give another"):
         train(tiny, out=Path("~/run"))
+    wrong: Any = (7, "", "~nobody-here/run", "bad\udcff")
+    for out in wrong:
+        with pytest.raises(ValueError, match=r"^out: "):
+            train(tiny, out=out)
 
 
 def test_numpy_settings_give_the_same_bytes_and_strict_json(tiny, tiny_run, tmp_path, go, rows):
