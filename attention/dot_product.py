@@ -4,8 +4,9 @@
     weights = softmax over visible keys
     values  = weights @ value
 
-after Vaswani et al. 2017, §3.2.1, with a scale that the caller chooses. Axes: B any leading axes,
-T queries, S keys, H heads, G key/value heads (H a multiple of G), K = d_k, V value width.
+after Vaswani et al. 2017, §3.2.1, arxiv.org/abs/1706.03762, with a scale that the caller chooses.
+Axes: "..." any leading ones or none, T queries, S keys, H heads, G key/value heads (H a multiple of
+G: each is read by H / G heads), K = d_k, V value width. In products g, r stand for G, H / G.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attention.arguments import Array, check_dropout, checked_arrays
+from attention.product import product
 from attention.statistics import shifted, visible_logits
 
 
@@ -29,13 +32,13 @@ class AttentionOutput(NamedTuple):
 
 
 def dot_product_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
+    query: Array,
+    key: Array,
+    value: Array,
     *,
-    scale: float | jax.Array | None = None,
-    bias: jax.Array | None = None,
-    mask: jax.Array | None = None,
+    scale: float | Array | None = None,
+    bias: Array | None = None,
+    mask: Array | None = None,
     causal: bool = False,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
@@ -43,9 +46,9 @@ def dot_product_attention(
     """softmax(scale · q kᵀ + bias) v over the keys that each query may see.
 
     Args:
-      query: [..., T, H, K].
+      query: [..., T, H, K], floating point, of JAX or NumPy (as all arrays here).
       key: [..., S, G, K] with the same leading axes; H a multiple of G (head h reads key head
-        h // (H / G), as in grouped-query attention).
+        h // (H / G), as in grouped-query attention, Ainslie et al. 2023, arxiv.org/abs/2305.13245).
       value: [..., S, G, V].
       scale: multiplies q·k only, never the bias. None is 1/√K; 1.0 is unscaled; 0.0 is uniform.
         A number, traced or not, of any sign, or one per head [H].
@@ -62,28 +65,32 @@ def dot_product_attention(
       query sees (padding), has no effect, forward or backward, whatever it holds.
 
     Raises:
-      ValueError: shapes that do not fit, a mask that is not boolean, a dropout_rate out of range
-        or without a key; names the argument, what was given, and what is expected.
+      ValueError: what is no array, shapes that do not fit, a mask that is not boolean, a
+        dropout_rate out of range or without a key; names the argument, what was given, and what
+        is expected.
     """
-    check_arguments(query, key, value, scale, bias, mask, dropout_rate, dropout_key)
-    num_queries, num_heads = query.shape[-3:-1]
-    num_keys, num_key_heads = key.shape[-3:-1]
+    query, key, value, bias, mask = checked_arrays(query, key, value, scale, bias, mask)
+    check_dropout(dropout_rate, dropout_key)
+    num_queries, num_keys = query.shape[-3], key.shape[-3]
     visible = visibility(num_queries, num_keys, query.ndim, bias=bias, mask=mask, causal=causal)
     if mask is not None or bias is not None or num_queries > num_keys:
-        query, key, value = _blank_padding(query, key, value, visible)
+        query, key, value = blank_padding(query, key, value, visible)
 
+    # A rule that turns q and k acts before this line, one that caps logits after it, and a sink
+    # joins `total` in masked_softmax; streaming has the same three places in `_block` and RowSums.
     logits = dot_product_logits(query, key, scale=scale, bias=bias)
     weights = masked_softmax(logits, visible)
     kept = weights
-    if dropout_rate > 0 and dropout_key is not None:  # check_arguments wants both
+    if dropout_rate > 0 and dropout_key is not None:  # check_dropout wants both
         keep = jax.random.bernoulli(dropout_key, 1 - dropout_rate, weights.shape)
         kept = jnp.where(keep, weights / (1 - dropout_rate), 0)
 
-    *leading, _, _, value_dim = value.shape
-    grouped = (*leading, num_key_heads, num_heads // num_key_heads, num_queries, num_keys)
-    values = jnp.einsum(
-        "...grts,...sgv->...tgrv", kept.reshape(grouped), value.astype(kept.dtype)
-    ).reshape(*leading, num_queries, num_heads, value_dim)
+    values = product(
+        "...sgv,...grts->...tgrv",
+        value.astype(kept.dtype),
+        split_heads(kept, key.shape[-2], axis=-3),
+        kept.dtype,
+    ).reshape(*query.shape[:-1], value.shape[-1])
     return AttentionOutput(values.astype(value.dtype), weights, logits, visible)
 
 
@@ -91,21 +98,19 @@ def dot_product_logits(
     query: jax.Array,
     key: jax.Array,
     *,
-    scale: float | jax.Array | None = None,
+    scale: float | Array | None = None,
     bias: jax.Array | None = None,
 ) -> jax.Array:
     """scale · q kᵀ + bias: [..., T, H, K] and [..., S, G, K] to [..., H, T, S], float32 or better.
 
     The product is scaled, not the query: scaling the query would change the last bits.
     """
-    num_queries, num_heads, key_dim = query.shape[-3:]
-    num_keys, num_key_heads, _ = key.shape[-3:]
+    *leading, num_queries, num_heads, key_dim = query.shape
+    num_keys, num_key_heads = key.shape[-3:-1]
     dtype = jnp.promote_types(jnp.result_type(query, key), jnp.float32)
-    leading = query.shape[:-3]
-    query = query.reshape(*leading, num_queries, num_key_heads, num_heads // num_key_heads, key_dim)
-    logits = jnp.einsum(
-        "...tgrk,...sgk->...grts", query, key, preferred_element_type=dtype
-    ).reshape(*leading, num_heads, num_queries, num_keys)
+    grouped = split_heads(query, num_key_heads, axis=-2)
+    logits = product("...sgk,...tgrk->...grts", key, grouped, dtype)
+    logits = logits.reshape(*leading, num_heads, num_queries, num_keys)
     scale = jnp.asarray(1 / math.sqrt(key_dim) if scale is None else scale, dtype)
     if scale.ndim:  # one per head
         scale = scale.reshape((1,) * len(leading) + (num_heads, 1, 1))
@@ -147,12 +152,18 @@ def masked_softmax(logits: jax.Array, visible: jax.Array) -> jax.Array:
     return exponential / jnp.where(total == 0, 1.0, total)
 
 
+def split_heads(array: jax.Array, num_key_heads: int, axis: int) -> jax.Array:
+    """The axis (negative) of H heads as two axes, [G, H / G]: by the key head that they read."""
+    before, heads, after = array.shape[:axis], array.shape[axis], array.shape[axis:][1:]
+    return array.reshape(*before, num_key_heads, heads // num_key_heads, *after)
+
+
 def _align(array: jax.Array, ndim: int) -> jax.Array:
     """Give array ndim axes by adding leading ones, as broadcasting would."""
     return array.reshape((1,) * (ndim - array.ndim) + array.shape)
 
 
-def _blank_padding(
+def blank_padding(
     query: jax.Array, key: jax.Array, value: jax.Array, visible: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Zeros for queries that see no key, and for keys and values that no query sees.
@@ -161,61 +172,7 @@ def _blank_padding(
     """
     sees = jnp.swapaxes(jnp.any(visible, axis=-1, keepdims=True), -3, -2)  # [..., T, H or 1, 1]
     seen = jnp.any(visible, axis=-2)  # [..., H or 1, S or 1]
-    *leading, heads, num_keys = seen.shape
-    num_heads, num_key_heads = query.shape[-2], key.shape[-2]
-    if heads == num_heads:
-        groups = (num_key_heads, num_heads // num_key_heads)
-        seen = jnp.any(seen.reshape(*leading, *groups, num_keys), axis=-2)
+    if seen.shape[-2] == query.shape[-2]:
+        seen = jnp.any(split_heads(seen, key.shape[-2], axis=-2), axis=-2)
     seen = jnp.swapaxes(seen, -2, -1)[..., None]  # [..., S, G or 1, 1]
     return jnp.where(sees, query, 0), jnp.where(seen, key, 0), jnp.where(seen, value, 0)
-
-
-def check_arguments(query, key, value, scale, bias, mask, dropout_rate, dropout_key) -> None:
-    """Raise ValueError for arguments of dot_product_attention that do not fit together."""
-    for name, array, axes in (
-        ("query", query, "[..., T, H, K]"),
-        ("key", key, "[..., S, G, K]"),
-        ("value", value, "[..., S, G, V]"),
-    ):
-        if array.ndim < 3:
-            raise ValueError(f"{name} has shape {array.shape}, expected {axes}")
-        if not jnp.issubdtype(array.dtype, jnp.floating):
-            raise ValueError(f"{name} has dtype {array.dtype}, expected a floating-point one")
-    *leading, num_queries, num_heads, key_dim = query.shape
-    num_keys, num_key_heads = key.shape[-3:-1]
-    if key_dim == 0:
-        raise ValueError(f"query has shape {query.shape}, expected K of at least 1")
-    if num_key_heads == 0 or num_heads % num_key_heads:
-        raise ValueError(
-            f"query has {num_heads} heads and key has {num_key_heads}: "
-            "the number of query heads must be a multiple of the number of key heads"
-        )
-    expected = (*leading, num_keys, num_key_heads, key_dim)
-    if key.shape != expected:
-        raise ValueError(f"key has shape {key.shape}, expected {expected} to fit query")
-    if value.shape[:-1] != expected[:-1]:
-        raise ValueError(
-            f"value has shape {value.shape}, expected {(*expected[:-1], 'V')} to fit key"
-        )
-    if scale is not None and jnp.shape(scale) not in ((), (num_heads,)):
-        raise ValueError(
-            f"scale has shape {jnp.shape(scale)}, expected a number or one per head ({num_heads},)"
-        )
-    if mask is not None and mask.dtype != bool:
-        raise ValueError(f"mask has dtype {mask.dtype}, expected bool (True = attend)")
-    logits_shape = (*leading, num_heads, num_queries, num_keys)
-    for name, array in (("bias", bias), ("mask", mask)):
-        if array is not None and not _broadcasts(array.shape, logits_shape):
-            raise ValueError(
-                f"{name} has shape {array.shape}, expected one broadcastable to {logits_shape}"
-            )
-    if not 0 <= dropout_rate < 1:
-        raise ValueError(f"dropout_rate is {dropout_rate}, expected a number in [0, 1)")
-    if dropout_rate > 0 and dropout_key is None:
-        raise ValueError(f"dropout_rate is {dropout_rate}, so dropout_key must be given")
-
-
-def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    return len(shape) <= len(target) and all(
-        size in (1, wanted) for size, wanted in zip(shape[::-1], target[::-1], strict=False)
-    )

@@ -14,19 +14,19 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from attention.dot_product import check_arguments
+from attention.arguments import Array, checked_arrays
 from attention.statistics import AttentionStatistics
 from attention.streaming import StreamingOutput
 
 
 def fused_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
+    query: Array,
+    key: Array,
+    value: Array,
     *,
-    scale: float | jax.Array | None = None,
-    bias: jax.Array | None = None,
-    mask: jax.Array | None = None,
+    scale: float | Array | None = None,
+    bias: Array | None = None,
+    mask: Array | None = None,
     causal: bool = False,
     implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> StreamingOutput:
@@ -62,13 +62,14 @@ def fused_attention(
       ValueError: what `dot_product_attention` refuses, and whatever the kernel can't serve: names
         the argument, what was given, and what is expected.
     """
-    check_arguments(query, key, value, scale, bias, mask, 0.0, None)
+    query, key, value, bias, mask = checked_arrays(query, key, value, scale, bias, mask)
     _check_served(query, key, value, bias, mask, causal, implementation)
     *leading, num_queries, num_heads, key_dim = query.shape
     num_keys = key.shape[-3]
-    scale = jnp.asarray(1 / math.sqrt(key_dim) if scale is None else scale, jnp.float32)
-    scale = scale.reshape((1,) * (query.ndim - 2) + (-1, 1))
-    query = (query.astype(jnp.float32) * scale).astype(query.dtype)
+    dtype = jnp.promote_types(query.dtype, jnp.float32)
+    scale = jnp.asarray(1 / math.sqrt(key_dim) if scale is None else scale, dtype)
+    scale = scale.reshape((1,) * (query.ndim - 2) + (-1, 1))  # a number, or one per head
+    query = (query.astype(dtype) * scale).astype(query.dtype)
 
     attend = partial(
         jax.nn.dot_product_attention, scale=1.0, is_causal=causal, implementation=implementation
@@ -77,7 +78,7 @@ def fused_attention(
     values = attend(query, key, value).reshape(*leading, num_queries, num_heads, key_dim)
     query, key = jax.lax.stop_gradient((query, key))
     mean_key, logsumexp = attend(query, key, key, return_residual=True)
-    mean_logit = jnp.sum(query.astype(jnp.float32) * mean_key.astype(jnp.float32), axis=-1)
+    mean_logit = jnp.sum(query.astype(dtype) * mean_key.astype(dtype), axis=-1)
     entropy = (logsumexp - mean_logit).reshape(*leading, num_queries, num_heads)
     entropy = jnp.swapaxes(entropy, -2, -1)
 

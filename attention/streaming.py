@@ -3,7 +3,8 @@
 Queries and keys are taken in blocks. For a block of queries the blocks of keys pass by, and what
 is kept of each row is its running sums (`RowSums`: rescaled whenever the maximum moves) and the
 weighted sum of values under the same maximum. The way back recomputes each block's weights from
-the row's maximum and largest weight 1/Z (after Dao et al. 2022, FlashAttention), twice:
+the row's maximum and largest weight 1/Z (after Dao et al. 2022, FlashAttention,
+arxiv.org/abs/2205.14135), twice:
 
     ∂L/∂s = p ∘ (∂L/∂p - Σ p ∘ ∂L/∂p)    for logits s = scale · q·k + bias
 
@@ -21,8 +22,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from attention.dot_product import _blank_padding, check_arguments, dot_product_logits
+from attention.arguments import Array, checked_arrays
+from attention.dot_product import blank_padding, dot_product_logits, split_heads
+from attention.product import product
 from attention.statistics import (
     AttentionStatistics,
     RowSums,
@@ -84,15 +88,14 @@ class _Grid(NamedTuple):
         return jnp.clip(-(-end // self.key_block), 0, self.key_blocks)
 
 
-@partial(jax.jit, static_argnames=("causal", "block_size"))
 def streaming_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
+    query: Array,
+    key: Array,
+    value: Array,
     *,
-    scale: float | jax.Array | None = None,
-    bias: jax.Array | None = None,
-    mask: jax.Array | None = None,
+    scale: float | Array | None = None,
+    bias: Array | None = None,
+    mask: Array | None = None,
     causal: bool = False,
     block_size: int | None = None,
 ) -> StreamingOutput:
@@ -108,7 +111,7 @@ def streaming_attention(
     no dropout, and no gradient with respect to the logits to look at: they are never held.
 
     Args:
-      query: [..., T, H, K].
+      query: [..., T, H, K], floating point, of JAX or NumPy (as all arrays here).
       key: [..., S, G, K] with the same leading axes; H a multiple of G.
       value: [..., S, G, V].
       scale: multiplies q·k only: None (1/√K), a number, traced or not, or one per head [H].
@@ -124,20 +127,24 @@ def streaming_attention(
       StreamingOutput(values [..., T, H, V], statistics with fields [..., H, T]).
 
     Raises:
-      ValueError: as `dot_product_attention` does, or a block_size below 1.
+      ValueError: what `dot_product_attention` refuses, or a block_size below 1.
     """
-    check_arguments(query, key, value, scale, bias, mask, 0.0, None)
-    if block_size is not None and block_size < 1:
-        raise ValueError(f"block_size is {block_size}, expected at least 1")
+    query, key, value, bias, mask = checked_arrays(query, key, value, scale, bias, mask)
     *leading, num_queries, num_heads, key_dim = query.shape
-    num_keys = key.shape[-3]
     if block_size is None:
         rows = math.prod(leading) * num_heads
         block_size = max(64, math.isqrt(BLOCK_LOGITS // max(rows, 1)))
-    grid = _Grid(num_queries, num_keys, block_size, causal)
-
+    if not isinstance(block_size, int | np.integer) or block_size < 1:
+        raise ValueError(f"block_size is {block_size!r}, expected an integer of at least 1")
+    grid = _Grid(num_queries, key.shape[-3], block_size, causal)
     dtype = jnp.promote_types(jnp.result_type(query, key), jnp.float32)
     scale = jnp.asarray(1 / math.sqrt(key_dim) if scale is None else scale, dtype)
+    return _whole_blocks(query, key, value, scale, bias, mask, grid)
+
+
+@partial(jax.jit, static_argnames="grid")
+def _whole_blocks(query, key, value, scale, bias, mask, grid) -> StreamingOutput:
+    """Pad to whole blocks, stream, cut off what was padded."""
     values, statistics = _streaming(
         _pad(query, {-3: grid.query_blocks * grid.query_block}),
         _pad(key, {-3: grid.key_blocks * grid.key_block}),
@@ -148,8 +155,8 @@ def streaming_attention(
         grid,
     )
     return StreamingOutput(
-        values[..., :num_queries, :, :],
-        AttentionStatistics(*(field[..., :num_queries] for field in statistics)),
+        values[..., : grid.num_queries, :, :],
+        AttentionStatistics(*(field[..., : grid.num_queries] for field in statistics)),
     )
 
 
@@ -170,13 +177,12 @@ def _forward(query, key, value, scale, bias, mask, grid):
     def query_block(i):
         def add_key_block(j, carry):
             sums, mixed = carry
-            block = _block(query, key, value, scale, bias, mask, i, j, grid)
+            block = _block(query, key, value, scale, bias, mask, grid, i, j)
             part = row_sums(block.logits, block.visible)
             difference, _ = shifted(block.logits, block.visible)
             exponential = jnp.where(block.visible, jnp.exp(difference), 0.0)
-            part_mixed = jnp.einsum(
-                "...grts,...sgv->...grtv", _by_group(exponential, num_key_heads), block.value
-            )
+            grouped = split_heads(exponential, num_key_heads, axis=-3)
+            part_mixed = product("...grts,...sgv->...grtv", grouped, block.value, scale.dtype)
             whole = merge_row_sums(sums, part)
             mixed = mixed * share_of_whole(sums, whole)[..., None] + (
                 part_mixed.reshape(mixed.shape) * share_of_whole(part, whole)[..., None]
@@ -200,48 +206,36 @@ def _forward(query, key, value, scale, bias, mask, grid):
 def _backward(grid, residuals, cotangents):
     """Cotangents of query, key, value, scale, bias and mask."""
     query, key, value, scale, bias, mask, statistics = residuals
-    dtype, num_key_heads = scale.dtype, key.shape[-2]
+    block_at = partial(_block, query, key, value, scale, bias, mask, grid)
+    dtype = scale.dtype
     d_values = cotangents[0].astype(dtype)
     per_head = scale.reshape((1,) * (query.ndim - 2) + (-1, 1))
     learned_bias = bias is not None and jnp.issubdtype(bias.dtype, jnp.floating)
 
     def query_block(carry, i):
-        d_values_i = _split_heads(_read(d_values, {-3: grid.queries(i)}), num_key_heads)
-        maximum_i, weight_i = (
-            _read(x, {-1: grid.queries(i)})[..., None]
-            for x in (statistics.logit_max, statistics.max_weight)
-        )
-
-        def weights_of(block):
-            weights = jnp.where(block.visible, jnp.exp(block.logits - maximum_i), 0.0) * weight_i
-            d_weights = jnp.einsum("...tgrv,...sgv->...grts", d_values_i, block.value)
-            return weights, d_weights.reshape(weights.shape)
+        rows = _rows(d_values, statistics, key.shape[-2], grid.queries(i))
 
         def add_mean(j, mean):
-            weights, d_weights = weights_of(
-                _block(query, key, value, scale, bias, mask, i, j, grid)
-            )
+            weights, d_weights = _weights(block_at(i, j), rows)
             return mean + jnp.sum(weights * d_weights, axis=-1, keepdims=True)
 
         def add_key_block(j, carry):
             d_query_i, d_key, d_value, d_bias = carry
-            block = _block(query, key, value, scale, bias, mask, i, j, grid)
-            weights, d_weights = weights_of(block)
-            d_logits = weights * (d_weights - mean_i)
+            block = block_at(i, j)
+            weights, d_weights = _weights(block, rows)
+            d_logits = weights * (d_weights - mean)
             if learned_bias:
                 d_bias = _add(d_bias, d_logits, {-2: grid.queries(i), -1: grid.keys(j)})
-            weights, d_logits = (_by_group(x, num_key_heads) for x in (weights, d_logits))
-            scaled = _split_heads(block.query * per_head, num_key_heads)
-            d_query_i += jnp.einsum("...grts,...sgk->...tgrk", d_logits, block.key)
-            d_key_j = jnp.einsum("...grts,...tgrk->...sgk", d_logits, scaled)
-            d_value_j = jnp.einsum("...grts,...tgrv->...sgv", weights, d_values_i)
+            d_query_ij, d_key_j, d_value_j = _products_back(
+                block, rows, weights, d_logits, per_head
+            )
             d_key = _add(d_key, d_key_j, {-3: grid.keys(j)})
             d_value = _add(d_value, d_value_j, {-3: grid.keys(j)})
-            return d_query_i, d_key, d_value, d_bias
+            return d_query_i + d_query_ij, d_key, d_value, d_bias
 
         count = grid.visible_key_blocks(i)
-        mean_i = jax.lax.fori_loop(0, count, add_mean, jnp.zeros_like(maximum_i))
-        start = jnp.zeros((*d_values_i.shape[:-1], query.shape[-1]), dtype), *carry
+        mean = jax.lax.fori_loop(0, count, add_mean, jnp.zeros_like(rows.maximum))
+        start = jnp.zeros((*rows.d_values.shape[:-1], query.shape[-1]), dtype), *carry
         d_query_i, *carry = jax.lax.fori_loop(0, count, add_key_block, start)
         return tuple(carry), d_query_i
 
@@ -283,7 +277,7 @@ class _Block(NamedTuple):
     visible: jax.Array  # bool, of the same shape
 
 
-def _block(query, key, value, scale, bias, mask, i, j, grid) -> _Block:
+def _block(query, key, value, scale, bias, mask, grid, i, j) -> _Block:
     """Cut block i, j out of the padded arrays and compute its logits."""
     query = _read(query, {-3: grid.queries(i)})
     key, value = (_read(x, {-3: grid.keys(j)}) for x in (key, value))
@@ -303,7 +297,7 @@ def _block(query, key, value, scale, bias, mask, i, j, grid) -> _Block:
     if bias is not None:
         visible = visible & (bias != -jnp.inf)
     if mask is not None or bias is not None or grid.num_queries > grid.num_keys:
-        query, key, value = _blank_padding(query, key, value, visible)
+        query, key, value = blank_padding(query, key, value, visible)
     logits, visible = visible_logits(
         dot_product_logits(query, key, scale=scale, bias=bias), visible
     )
@@ -311,16 +305,39 @@ def _block(query, key, value, scale, bias, mask, i, j, grid) -> _Block:
     return _Block(query, key, value, logits, visible)
 
 
-def _by_group(array: jax.Array, num_key_heads: int) -> jax.Array:
-    """[..., H, T, S] to [..., G, H / G, T, S]."""
-    *leading, num_heads, t, s = array.shape
-    return array.reshape(*leading, num_key_heads, num_heads // num_key_heads, t, s)
+class _Rows(NamedTuple):
+    """What the way back has to know of a block of queries."""
+
+    d_values: jax.Array  # ∂L/∂values [..., t, G, H / G, V]
+    maximum: jax.Array  # [..., H, t, 1]
+    largest: jax.Array  # the largest weight, 1/Z [..., H, t, 1]
 
 
-def _split_heads(array: jax.Array, num_key_heads: int) -> jax.Array:
-    """[..., T, H, K] to [..., T, G, H / G, K]."""
-    *leading, num_heads, width = array.shape
-    return array.reshape(*leading, num_key_heads, num_heads // num_key_heads, width)
+def _rows(d_values, statistics, num_key_heads, window) -> _Rows:
+    """Cut the block in window, (start, size), out of all rows."""
+    maximum, largest = (
+        _read(x, {-1: window})[..., None] for x in (statistics.logit_max, statistics.max_weight)
+    )
+    return _Rows(split_heads(_read(d_values, {-3: window}), num_key_heads, -2), maximum, largest)
+
+
+def _weights(block: _Block, rows: _Rows) -> tuple[jax.Array, jax.Array]:
+    """The block's weights p, made again, and ∂L/∂p; both [..., H, t, s]."""
+    weights = jnp.where(block.visible, jnp.exp(block.logits - rows.maximum), 0.0) * rows.largest
+    d_weights = product("...sgv,...tgrv->...grts", block.value, rows.d_values, weights.dtype)
+    return weights, d_weights.reshape(weights.shape)
+
+
+def _products_back(block: _Block, rows: _Rows, weights, d_logits, per_head):
+    """The block's share of ∂L/∂query, before scale, [..., t, G, H / G, K], ∂L/∂key, ∂L/∂value."""
+    dtype, num_key_heads = weights.dtype, block.key.shape[-2]
+    weights, d_logits = (split_heads(x, num_key_heads, -3) for x in (weights, d_logits))
+    scaled = split_heads(block.query * per_head, num_key_heads, -2)
+    return (
+        product("...sgk,...grts->...tgrk", block.key, d_logits, dtype),
+        product("...tgrk,...grts->...sgk", scaled, d_logits, dtype),
+        product("...tgrv,...grts->...sgv", rows.d_values, weights, dtype),
+    )
 
 
 def _starts(array: jax.Array, windows: dict[int, tuple[jax.Array, int]]) -> list[jax.Array | int]:

@@ -556,6 +556,20 @@ def test_strict_dtype_promotion():
     assert means.entropy.shape == (2,)
 
 
+def test_numpy_arrays_of_any_precision_are_taken_as_they_are():
+    rng = np.random.default_rng(0)  # float64, and a warning is an error here
+    arrays = [rng.normal(size=(2, 3, 2, 4)) for _ in range(3)]
+    scale, bias, mask = np.array([0.5, -1.0]), rng.normal(size=(3, 3)), np.tri(3, dtype=bool)
+    actual = dot_product_attention(*arrays, scale=scale, bias=bias, mask=mask)
+    narrow = [x.astype(np.float32) for x in (*arrays, scale, bias)]
+    expected = dot_product_attention(*narrow[:3], scale=narrow[3], bias=narrow[4], mask=mask)
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+    assert actual.values.dtype == jnp.float32
+    number = dot_product_attention(*arrays, scale=np.float64(0.5), bias=np.array(1.0), causal=True)
+    same = dot_product_attention(*arrays, scale=0.5, causal=True)
+    np.testing.assert_allclose(number.values, same.values, rtol=1e-5)
+
+
 GOOD = {"query": (2, 5, 4, 8), "key": (2, 7, 2, 8), "value": (2, 7, 2, 3)}
 
 
@@ -566,6 +580,13 @@ GOOD = {"query": (2, 5, 4, 8), "key": (2, 7, 2, 8), "value": (2, 7, 2, 3)}
         ({"key": (5, 8)}, "key has shape (5, 8), expected [..., S, G, K]"),
         ({"value": (8,)}, "value has shape (8,), expected [..., S, G, V]"),
         ({"query": np.ones((2, 5, 4, 8), int)}, "query has dtype int64, expected a floating-point"),
+        (
+            {"query": [[[1.0]]]},
+            "query is of type list, expected a JAX or NumPy array [..., T, H, K]",
+        ),
+        ({"key": None}, "key is of type NoneType, expected a JAX or NumPy array [..., S, G, K]"),
+        ({"value": np.ones((2, 7, 2, 3), object)}, "value has dtype object, expected a floating"),
+        ({"value": np.ones((2, 7, 2, 3), np.longdouble)}, "expected one of at most 64 bits"),
         ({"query": (2, 5, 4, 0)}, "query has shape (2, 5, 4, 0), expected K of at least 1"),
         ({"query": (2, 5, 3, 8)}, "query has 3 heads and key has 2: the number of query heads"),
         ({"key": (2, 7, 2, 6)}, "key has shape (2, 7, 2, 6), expected (2, 7, 2, 8)"),
@@ -574,17 +595,33 @@ GOOD = {"query": (2, 5, 4, 8), "key": (2, 7, 2, 8), "value": (2, 7, 2, 3)}
         ({"value": (2, 6, 2, 3)}, "value has shape (2, 6, 2, 3), expected (2, 7, 2, 'V')"),
         ({"value": (2, 7, 4, 3)}, "value has shape (2, 7, 4, 3), expected (2, 7, 2, 'V')"),
         ({"scale": (2,)}, "scale has shape (2,), expected a number or one per head (4,)"),
+        (
+            {"scale": [0.1] * 4},
+            "scale is of type list, expected a JAX or NumPy array of one number",
+        ),
+        (
+            {"scale": "none"},
+            "scale is of type str, expected a JAX or NumPy array of one number per",
+        ),
+        ({"scale": np.complex64(1)}, "scale has dtype complex64, expected a real one"),
+        (
+            {"mask": [[True] * 7] * 5},
+            "mask is of type list, expected a JAX or NumPy array broadcast",
+        ),
         ({"mask": (5, 7)}, "mask has dtype float32, expected bool (True = attend)"),
         (
             {"mask": np.ones((7, 5), bool)},
             "mask has shape (7, 5), expected one broadcastable to (2,",
         ),
+        ({"bias": [0.0] * 7}, "bias is of type list, expected a JAX or NumPy array broadcastable"),
+        ({"bias": np.ones((5, 7), bool)}, "bias has dtype bool, expected a real one (a mask is"),
         (
             {"bias": (1, 2, 4, 5, 7)},
             "bias has shape (1, 2, 4, 5, 7), expected one broadcastable to",
         ),
         ({"dropout_rate": 1.0}, "dropout_rate is 1.0, expected a number in [0, 1)"),
         ({"dropout_rate": -0.1}, "dropout_rate is -0.1, expected a number in [0, 1)"),
+        ({"dropout_rate": "0.1"}, "dropout_rate is '0.1', expected a number in [0, 1)"),
         ({"dropout_rate": math.nan}, "dropout_rate is nan, expected a number in [0, 1)"),
         ({"dropout_rate": 0.1}, "dropout_rate is 0.1, so dropout_key must be given"),
     ],

@@ -84,6 +84,15 @@ def test_half_precision():
     np.testing.assert_allclose(output.statistics.entropy, statistics.entropy, atol=0.05)
 
 
+def test_numpy_arrays_of_any_precision_are_taken_as_they_are():
+    arrays = [np.asarray(x, np.float64) for x in inputs()]
+    scale = np.array([0.1, -1.0, 0.0, 4.0])
+    actual = fused_attention(*arrays, scale=scale, implementation="xla")
+    values, statistics = plain(*arrays, scale=scale)
+    np.testing.assert_allclose(actual.values, values, atol=1e-5)
+    np.testing.assert_allclose(actual.statistics.entropy, statistics.entropy, atol=1e-5)
+
+
 def test_means_of_what_is_unknown_are_unknown():
     means = jax.jit(lambda *x: head_means(fused_attention(*x, implementation="xla").statistics))(
         *inputs()
@@ -96,6 +105,8 @@ def test_means_of_what_is_unknown_are_unknown():
 @pytest.mark.parametrize(
     ("arrays", "options", "message"),
     [
+        (inputs(), {"scale": jnp.ones(2)}, r"scale has shape \(2,\), expected .* per head \(4,\)"),
+        ([inputs()[0].tolist(), *inputs()[1:]], {}, "query is of type list, expected a JAX or"),
         (inputs(), {"bias": jnp.ones((7, 7))}, "bias .* takes neither"),
         (inputs(), {"mask": jnp.ones((7, 7), bool)}, "mask .* takes neither"),
         (inputs(num_keys=9), {"causal": True}, "7 positions and key 9"),

@@ -166,6 +166,15 @@ def test_half_precision_in_half_precision_out_statistics_in_float32():
     assert [gradient.dtype for gradient in gradients] == [jnp.bfloat16] * 3
 
 
+def test_numpy_arrays_of_any_precision_are_taken_as_they_are():
+    arrays_ = [np.asarray(x, np.float64) for x in inputs((), 9, 12, 2, 1)]
+    options = {"scale": np.array([0.5, -1.0]), "bias": np.arange(12.0), "mask": coin(4, 9, 12)}
+    actual = streaming_attention(*arrays_, **options, block_size=5)
+    expected = plain(*arrays_, **options)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), tuple(actual), expected)
+    assert actual.values.dtype == jnp.float32
+
+
 @pytest.mark.parametrize(("num_queries", "num_keys"), [(0, 3), (3, 0)])
 def test_empty_axes(num_queries, num_keys):
     output = streaming_attention(*inputs((2,), num_queries, num_keys, 2, 1), causal=True)
@@ -212,7 +221,10 @@ def test_memory_grows_linearly():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"block_size": 0}, "block_size is 0, expected at least 1"),
+        ({"block_size": 0}, "block_size is 0, expected an integer of at least 1"),
+        ({"block_size": 64.0}, "block_size is 64.0, expected an integer of at least 1"),
+        ({"mask": [[True] * 4] * 3}, "mask is of type list, expected a JAX or NumPy array"),
+        ({"scale": "none"}, "scale is of type str, expected a JAX or NumPy array"),
         ({"mask": jnp.ones((3, 4))}, "mask has dtype float32, expected bool"),
         ({"bias": jnp.ones((2, 4))}, r"bias has shape \(2, 4\)"),
     ],
