@@ -158,11 +158,6 @@ def split_heads(array: jax.Array, num_key_heads: int, axis: int) -> jax.Array:
     return array.reshape(*before, num_key_heads, heads // num_key_heads, *after)
 
 
-def _align(array: jax.Array, ndim: int) -> jax.Array:
-    """Give array ndim axes by adding leading ones, as broadcasting would."""
-    return array.reshape((1,) * (ndim - array.ndim) + array.shape)
-
-
 def blank_padding(
     query: jax.Array, key: jax.Array, value: jax.Array, visible: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -176,3 +171,8 @@ def blank_padding(
         seen = jnp.any(split_heads(seen, key.shape[-2], axis=-2), axis=-2)
     seen = jnp.swapaxes(seen, -2, -1)[..., None]  # [..., S, G or 1, 1]
     return jnp.where(sees, query, 0), jnp.where(seen, key, 0), jnp.where(seen, value, 0)
+
+
+def _align(array: jax.Array, ndim: int) -> jax.Array:
+    """Give array ndim axes by adding leading ones, as broadcasting would."""
+    return array.reshape((1,) * (ndim - array.ndim) + array.shape)

@@ -1,7 +1,7 @@
 """A product of two arrays that stands any number of leading axes and of vmaps.
 
-XLA on CPU hands products to a library that counts to eight axes and adds some of its own: with five
-axes shared by both operands and the result a product fails, with six the process is aborted (jaxlib
+XLA on CPU hands products to a library that counts to eight axes and adds some of its own: five axes
+shared by both operands and the result can make a product fail, six can end the process (jaxlib
 0.10.1; jax-ml/jax#39257 is of this kind). Every `jax.vmap` of `jnp.einsum` adds such an axis where
 no caller can see it, so reshaping beforehand does not help. `product` is a primitive of its own
 instead: it lowers to the `dot_general` that einsum makes, and merges the shared axes when they are
@@ -41,7 +41,7 @@ class Axes(NamedTuple):
 def product(subscripts: str, left: jax.Array, right: jax.Array, dtype) -> jax.Array:
     """jnp.einsum(subscripts, left, right, preferred_element_type=dtype).
 
-    Differentiable in both modes, any number of times.
+    Differentiable in both modes, any number of times. To `jax.checkpoint_policies` it is no dot.
 
     Args:
       subscripts: as "...tk,...sk->...ts"; "..." are leading axes that both operands have alike,
