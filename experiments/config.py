@@ -21,7 +21,7 @@ from experiments.settings import NUMBER, NUMBERS, PATH, SCALES, SWITCH, TEXT, no
 FORMAT = 2  # of the run folder; 1 had no number in it
 VERSION = "0.2.0"
 # What a setting was before there was one, for runs that an earlier version wrote.
-BEFORE: dict[str, Any] = {"vectorize_lanes": False, "batch_shards": 1, "attention": "plain"}
+BEFORE: dict[str, Any] = {"vectorize_lanes": False, "batch_shards": 1}
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
 NORMS = ("pre", "post")

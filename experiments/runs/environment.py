@@ -30,8 +30,11 @@ BIT_SETTINGS = (
     "cpu",
     "thread_pool_size",
     "xla_flags",
+    "jax_settings",
     "git_revision",
 )
+# Settings of JAX's that change last bits too, and are the user's to choose.
+_JAX_SETTINGS = ("jax_disable_jit", "jax_disable_most_optimizations")
 
 
 def environment(devices: Sequence[jax.Device], matmul_precision: str) -> dict[str, Any]:
@@ -49,6 +52,7 @@ def environment(devices: Sequence[jax.Device], matmul_precision: str) -> dict[st
         "cores": num_cores(),
         "thread_pool_size": thread_pool_size(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "jax_settings": {name: jax.config.values[name] for name in _JAX_SETTINGS},
         "matmul_precision": matmul_precision,
         "git_revision": git_revision(),
     }

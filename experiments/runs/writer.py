@@ -47,6 +47,8 @@ class RowsFile:
         except FileNotFoundError:
             there = None
         if there is None or not os.path.samestat(there, ours) or ours.st_size != self._size:
+            if not self._path.parent.is_dir():
+                raise _deleted(self._path.parent)
             message = "was changed or replaced while the run was writing to it"
             raise OSError(errno.EIO, message, str(self._path))
 
@@ -59,6 +61,10 @@ class RowsFile:
         """Close it; what the disk refused has been raised before."""
         with contextlib.suppress(OSError):
             self._file.close()
+
+
+def _deleted(folder: Path) -> OSError:
+    return OSError(errno.ENOENT, "deleted while the run was writing to it", str(folder))
 
 
 def checkpoint_identity(config: RunConfig) -> dict[str, str]:
@@ -150,5 +156,4 @@ class Writer:
         except FileNotFoundError:
             same = False
         if not same:
-            message = "deleted while the run was writing to it"
-            raise OSError(errno.ENOENT, message, str(self._folder))
+            raise _deleted(self._folder)

@@ -108,7 +108,9 @@ def test_it_goes_on_to_what_an_uninterrupted_run_is(name, fresh, tmp_path, go):
     assert done.steps_done == 8
     assert read_json(folder / CONFIG) == longer.to_json()
     assert check_seal(folder) is None
-    assert [mark.step for mark in read_seal(folder).marks] == [4] * (name == "run_format2") + [8]
+    seal = read_seal(folder)
+    assert seal is not None
+    assert [mark.step for mark in seal.marks] == [4] * (name == "run_format2") + [8]
     then, now = (read_json(path / ENVIRONMENT) for path in (DATA / name, fresh(name)))
     deciding = set(BIT_SETTINGS) - {"git_revision", "devices"}  # one device or two: the same bits
     bits = all(then.get(what) == now[what] for what in deciding)
