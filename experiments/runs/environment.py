@@ -119,7 +119,7 @@ def starting_digests(
     sample = jax.jit(training.sample_batch, static_argnames="program")
     digests = {}
     for seed in config.seeds():
-        with place.current():
+        with training.pinned(program), place.current():
             plain = lanes.make_lane(make_arm("none", config.d_k), 1.0, seed)
             state = training.initialize(program, place.put(plain))
             batch = sample(program, place.put(training.stream_key(np.uint32(seed), "data")))
