@@ -195,10 +195,10 @@ def test_what_one_run_lacks_is_nan(make_run):
 def test_a_run_from_before_a_setting_has_the_value_of_then(make_run):
     folder = make_run()
     config = json.loads((folder / "config.json").read_text())
-    for name in ("format", "version", "attention", "batch_shards", "vectorize_lanes"):
+    for name in ("format", "version", "batch_shards", "vectorize_lanes"):
         del config[name]
     (folder / "config.json").write_text(json.dumps(config))
-    assert set(load_runs(folder)["attention"]) == {"plain"}
+    assert set(load_runs(folder)["batch_shards"]) == {1}
 
 
 def test_what_is_no_run_is_said_to_be_none(tmp_path):

@@ -64,6 +64,7 @@ def test_no_home_is_no_cache_and_one_line(updates, monkeypatch):
         raise KeyError(uid)
 
     monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.setattr(startup, "_USERS_FOLDER", None)
     for name in ("HOME", "XDG_CACHE_HOME"):
         os.environ.pop(name, None)
     lines = []
