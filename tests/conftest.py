@@ -1,10 +1,15 @@
-"""Suite-wide: two CPU devices, no rank broadcast by accident, warnings are errors, one cache."""
+"""Suite-wide: two CPU devices, no rank broadcast by accident, warnings are errors, one cache.
+
+Most of the suite's time is compiling. XLA's lowest level halves that, and what is tested holds at
+any level; `XLA_FLAGS= pytest` has the one that users have.
+"""
 
 import os
 import time
 
 # A program that comes from the cache otherwise has 14 KB to say; read when XLA is loaded.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import hypothesis
 import jax

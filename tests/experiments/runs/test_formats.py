@@ -62,6 +62,32 @@ def fresh(tmp_path_factory, go):
     return fresh
 
 
+@pytest.fixture
+def stored(fresh, tmp_path):
+    """A copy of a stored run.
+
+    Another compiler, level or CPU rounds the first weights otherwise than those of its time did:
+    there, the copy says that it began with the weights that are made here.
+    """
+
+    def stored(name):
+        folder = shutil.copytree(DATA / name, tmp_path / "stored")
+        then, now = (read_json(path / ENVIRONMENT) for path in (folder, fresh(name)))
+        if not same_bits(then, now):
+            for seed, digests in then["digests"].items():
+                digests["weights"] = now["digests"][seed]["weights"]
+            write_json(folder / ENVIRONMENT, then)
+        return folder
+
+    return stored
+
+
+def same_bits(then, now):
+    """Whether all that decides last bits is the same; one device or two make the same."""
+    deciding = set(BIT_SETTINGS) - {"git_revision", "devices"}
+    return all(then.get(what) == now[what] for what in deciding)
+
+
 @BY_NAME
 def test_its_settings_are_those_of_its_time(name):
     written, config = read_json(DATA / name / CONFIG), stored_config(DATA / name)
@@ -74,20 +100,21 @@ def test_its_settings_are_those_of_its_time(name):
 
 
 @BY_NAME
-def test_it_is_read_summarized_and_compared(name, fresh):
-    table = load_runs(DATA / name)
+def test_it_is_read_summarized_and_compared(name, fresh, stored):
+    folder = stored(name)
+    table = load_runs(folder)
     assert list(table["step"]) == [step for step in range(4) for _ in range(4)]
     assert set(table["scale"]) == set(STORED[name]["scale"])
     assert np.isfinite(table["entropy_layer0_head0"]).all()
-    assert list(load_runs(DATA / name, "evaluation")["step"]) == [
+    assert list(load_runs(folder, "evaluation")["step"]) == [
         s for s in (0, 2, 4) for _ in "abcd"
     ]
-    arms = read_arms([DATA / name])
+    arms = read_arms([folder])
     assert [arm.arm.name for arm in arms] == list(STORED[name]["scale"])
-    assert summarize(DATA / name)["steps_done"] == 4
-    pairs = compare_runs(DATA / name, fresh(name))
+    assert summarize(folder)["steps_done"] == 4
+    pairs = compare_runs(folder, fresh(name))
     assert len(pairs) == 4  # each of two arms against the other one and mup
-    together = load_runs([DATA / name, fresh(name)])
+    together = load_runs([folder, fresh(name)])
     assert len(together["step"]) == 4 * 4 + 8 * 6
 
 
@@ -101,8 +128,8 @@ def test_its_checkpoint_is_evaluated_as_the_run_did(name):
 
 
 @BY_NAME
-def test_it_goes_on_to_what_an_uninterrupted_run_is(name, fresh, tmp_path, go):
-    folder = shutil.copytree(DATA / name, tmp_path / "run")
+def test_it_goes_on_to_what_an_uninterrupted_run_is(name, fresh, stored, go):
+    folder = stored(name)
     longer = dataclasses.replace(stored_config(folder), steps=8)
     done = go(longer, folder, resume=True)
     assert done.steps_done == 8
@@ -112,8 +139,7 @@ def test_it_goes_on_to_what_an_uninterrupted_run_is(name, fresh, tmp_path, go):
     assert seal is not None
     assert [mark.step for mark in seal.marks] == [4] * (name == "run_format2") + [8]
     then, now = (read_json(path / ENVIRONMENT) for path in (DATA / name, fresh(name)))
-    deciding = set(BIT_SETTINGS) - {"git_revision", "devices"}  # one device or two: the same bits
-    bits = all(then.get(what) == now[what] for what in deciding)
+    bits = same_bits(then, now)
     for file in (METRICS, EVALUATION):
         assert (folder / file).read_bytes().startswith((DATA / name / file).read_bytes())
         gone_on = read_rows(folder / file)
