@@ -106,9 +106,7 @@ def test_it_is_read_summarized_and_compared(name, fresh, stored):
     assert list(table["step"]) == [step for step in range(4) for _ in range(4)]
     assert set(table["scale"]) == set(STORED[name]["scale"])
     assert np.isfinite(table["entropy_layer0_head0"]).all()
-    assert list(load_runs(folder, "evaluation")["step"]) == [
-        s for s in (0, 2, 4) for _ in "abcd"
-    ]
+    assert list(load_runs(folder, "evaluation")["step"]) == [s for s in (0, 2, 4) for _ in "abcd"]
     arms = read_arms([folder])
     assert [arm.arm.name for arm in arms] == list(STORED[name]["scale"])
     assert summarize(folder)["steps_done"] == 4
