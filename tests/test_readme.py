@@ -69,7 +69,8 @@ def test_recall_at_the_common_rate():
     assert (
         f"unscaled needed at least {found['ratio']:.1f} times as many (+{mean} steps, "
         f"95 % interval +{low} to +{high}, p = {times['p_value']:.4f}, "
-        f"by Holm over all comparisons {found['holm_p_value']:.3f}; {times['pairs']} paired seeds, Adam at 1e-3; "
+        f"by Holm over all comparisons {found['holm_p_value']:.3f}; "
+        f"{times['pairs']} paired seeds, Adam at 1e-3; "
         f"{found['never']} of the {times['pairs']} never got there in {found['budget']} steps)"
     ) in README
     scaled = times["mean_difference"] / (found["ratio"] - 1)  # the mean of the scaled times
