@@ -46,9 +46,9 @@ class RowsFile:
             there = self._path.stat()
         except FileNotFoundError:
             there = None
-        if there is None or not os.path.samestat(there, ours) or ours.st_size != self._size:
-            if not self._path.parent.is_dir():
-                raise _deleted(self._path.parent)
+        if there is None:  # who deletes a folder deletes its files first, so either may be met
+            raise _deleted(self._path if self._path.parent.is_dir() else self._path.parent)
+        if not os.path.samestat(there, ours) or ours.st_size != self._size:
             message = "was changed or replaced while the run was writing to it"
             raise OSError(errno.EIO, message, str(self._path))
 
@@ -63,8 +63,8 @@ class RowsFile:
             self._file.close()
 
 
-def _deleted(folder: Path) -> OSError:
-    return OSError(errno.ENOENT, "deleted while the run was writing to it", str(folder))
+def _deleted(path: Path) -> OSError:
+    return OSError(errno.ENOENT, "was deleted while the run was writing to it", str(path))
 
 
 def checkpoint_identity(config: RunConfig) -> dict[str, str]:
